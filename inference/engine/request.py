@@ -1,0 +1,97 @@
+"""A request inside the engine: its tokens, how far they are computed, and the blocks it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Self
+
+from inference.protocol import Failure, FinishReason, SamplingParams
+
+
+class RequestRefused(Exception):
+    """A request that the engine will never run; ``failure`` is what the caller is told."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class Status(StrEnum):
+    """Where a request stands; nothing leaves the last two."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence, from the moment it is accepted to its terminal status.
+
+    ``tokens`` is the prompt and then the output; the KV of its first ``num_computed_tokens`` lies in the
+    blocks of ``block_table``, position ``p`` in slot ``p % block_size`` of entry ``p // block_size``. ``epoch``
+    rises whenever results that are still under way become worthless: on preemption and at the end.
+
+    The scheduler alone changes a request; ``arrival`` and ``max_output_tokens`` are set when it is added.
+    ``prompt_param`` names the caller's parameter to mend when the prompt is too long.
+    """
+
+    id: str
+    tokens: list[int]
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    prompt_param: str = "messages"
+    arrival: int = 0
+    max_output_tokens: int = 0
+    num_computed_tokens: int = 0
+    block_table: list[int] = field(default_factory=list)
+    status: Status = Status.WAITING
+    finish_reason: FinishReason | None = None
+    epoch: int = 0
+    num_preemptions: int = 0
+
+    @classmethod
+    def from_prompt(
+        cls, request_id: str, prompt_token_ids: Sequence[int], sampling: SamplingParams
+    ) -> Self:
+        """A request that has no output yet; the prompt is copied."""
+        tokens = list(prompt_token_ids)
+        return cls(request_id, tokens, len(tokens), sampling)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens produced so far; they survive a preemption."""
+        return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """What the request wants of a step: 1 when it decodes, more while its KV is to be (re)computed."""
+        return len(self.tokens) - self.num_computed_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the request reached a terminal status, and therefore holds nothing."""
+        return self.status in (Status.FINISHED, Status.ABORTED)
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step adds to one request: a token, its text, and perhaps the end.
+
+    ``index`` counts output tokens from 0. ``text`` may be empty while a character or a stop string is
+    incomplete. ``started_at`` is ``time.monotonic()`` of the first step that computed a token of the request.
+    """
+
+    request_id: str
+    index: int
+    token_id: int
+    text: str
+    finish_reason: FinishReason | None
+    failure: Failure | None
+    num_prompt_tokens: int
+    num_output_tokens: int
+    started_at: float
