@@ -269,15 +269,17 @@ class StepFrame:
 
 
 def _row_from_list(row: list[Any]) -> TokenRow:
-    if len(row) == 4:
-        return TokenRow(*row)
-    *head, finish, failure = row
+    request_id, attempt, seq, text, *end = row
+    finish, failure = end or (None, None)
     if finish is not None:
         finish["reason"] = FinishReason(finish["reason"])
     return TokenRow(
-        *head,
-        finish=Finished(**finish) if finish is not None else None,
-        failure=Failure(**failure) if failure is not None else None,
+        request_id,
+        attempt,
+        seq,
+        text,
+        Finished(**finish) if finish is not None else None,
+        Failure(**failure) if failure is not None else None,
     )
 
 
