@@ -1,7 +1,7 @@
 """Tokens to text, one at a time: never half a character, and nothing after a stop string.
 
 What is delivered, put together, is the text of all output tokens decoded at once, cut at the stop string that is
-complete first.
+complete first. A character that the last token left incomplete is dropped, not shown as a replacement character.
 """
 
 from __future__ import annotations
@@ -42,8 +42,11 @@ class Detokenizer:
         return self._stops.push(self._decode_next(token_id))
 
     def flush(self) -> str:
-        """The rest, once no token follows: an incomplete character, a text that began like a stop string."""
+        """The rest, once no token follows: a run of bytes, a text that began like a stop string."""
         text = self._decode(self._window)[self._num_delivered :] if self._window else ""
+        # The limit on tokens may fall within a character. A true replacement character at the very end goes too: it
+        # cannot be told apart, and says nothing.
+        text = text.removesuffix(REPLACEMENT)
         self._window.clear()
         self._num_delivered = 0
         delivered, _ = self._stops.push(text)
