@@ -1,0 +1,67 @@
+"""How we are connected: timeouts, the one error for a Redis that is away, scripts, consumer groups."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import redis
+
+CONNECTION: dict[str, Any] = {
+    "decode_responses": True,
+    "protocol": 2,
+    "socket_timeout": 5.0,  # above every blocking read, below every patience
+    "socket_connect_timeout": 2.0,
+}
+_LUA = Path(__file__).parents[1] / "lua"
+
+
+class QueueUnavailable(Exception):
+    """Redis cannot be reached, does not answer in time, or takes no writes; trying again later can help."""
+
+
+class OutageLog:
+    """One line when an outage begins, then one in ``EVERY_S`` seconds, however often it is met."""
+
+    EVERY_S = 10.0
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._quiet_until = 0.0
+
+    def warn(self, what: str, who: str, error: Exception) -> None:
+        """``what`` of ``who`` waits because of ``error``."""
+        if time.monotonic() >= self._quiet_until:
+            self._quiet_until = time.monotonic() + self.EVERY_S
+            self._logger.warning("%s waits for Redis name=%s error=%s", what, who, error)
+
+
+def read_lua(name: str) -> str:
+    """The text of one script."""
+    return (_LUA / f"{name}.lua").read_text(encoding="utf-8")
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn every way in which Redis can be away into ``QueueUnavailable``."""
+    try:
+        yield
+    except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+        raise QueueUnavailable(f"Redis cannot be reached: {error}") from error
+    except (redis.exceptions.OutOfMemoryError, redis.ReadOnlyError) as error:
+        raise QueueUnavailable(f"Redis takes no writes: {error}") from error
+
+
+def create_group(link: Any, stream: str, group: str, error: redis.ResponseError) -> None:
+    """Create a group that is not there (yet, or since Redis lost it); any other error is ours to see."""
+    if not any(sign in str(error) for sign in ("NOGROUP", "no such key")):
+        raise error
+    try:
+        link.xgroup_create(stream, group, "0", mkstream=True)
+    except redis.ResponseError as race:
+        if "BUSYGROUP" not in str(race):
+            raise

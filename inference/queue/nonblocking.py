@@ -1,0 +1,173 @@
+"""The gateway's connections: a bounded pool for calls, and one that waits for frames."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from inference.protocol import GenerateRequest, StepFrame
+from inference.queue.lanes import Lane, Placement
+from inference.queue.link import CONNECTION, read_lua, translated
+
+CALL_TIMEOUT_S = 5.0
+GATEWAY_LEASE_MS = 5_000
+BODY_MARGIN_MS = (
+    60_000  # a body outlives its deadline by this, so that a slot still finds whom to tell
+)
+FRAMES_TTL_S = 120
+LOG_KEPT = 100_000
+
+
+class UnknownEndpoint(Exception):
+    """No route was ever published for the endpoint."""
+
+
+class NoReadySlot(Exception):
+    """No slot holds the version that the route names; ``retry_after_s`` says when to ask again."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class QueueFull(NoReadySlot):
+    """As many requests wait as the route allows; ``retry_after_s`` follows from the recent pace."""
+
+
+class AsyncQueue:
+    """The gateway's connections: a bounded pool for calls, one more that waits for frames."""
+
+    def __init__(self, url: str, max_connections: int = 32) -> None:
+        """Connects on first use, in the running loop."""
+        self._redis: Any = _connect(url, max_connections)
+        self._reader: Any = _connect(url, 1)
+        self._enqueue = self._redis.register_script(read_lua("enqueue"))
+        self._cancel = self._redis.register_script(read_lua("cancel"))
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._redis.aclose()
+        await self._reader.aclose()
+
+    async def enqueue(self, request: GenerateRequest, gateway: str, sticky_key: str) -> Placement:
+        """Queue a request on the version its endpoint's route chooses; equal sticky keys meet the same version.
+
+        Raises:
+            UnknownEndpoint: no such endpoint.
+            NoReadySlot: nothing serves it at the moment.
+            QueueFull: too many wait already.
+            QueueUnavailable: Redis did not answer; the request may or may not be queued.
+        """
+        endpoint = request.endpoint
+        digest = hashlib.sha256(sticky_key.encode("utf-8", "surrogatepass")).hexdigest()
+        limits = (int(request.deadline_s * 1000), BODY_MARGIN_MS, GATEWAY_LEASE_MS)
+        keys = [f"route:{endpoint}", f"req:{request.id}", f"gateway:{gateway}"]
+        async with _answered():
+            reply = await self._enqueue(
+                keys, [endpoint, request.id, gateway, request.to_json(), digest, *limits]
+            )
+        match reply:
+            case ["ok", version, generation, arm, entry_id, deadline_ms, store_texts]:
+                deadline_s = int(deadline_ms) / 1000
+                store = store_texts == "1"
+                return Placement(version, int(generation), arm, entry_id, deadline_s, store)
+            case ["no_slot", wait_s]:
+                raise NoReadySlot(f"No engine slot is ready to serve {endpoint!r}.", wait_s)
+            case ["full", wait_s]:
+                raise QueueFull(f"The queue of {endpoint!r} is full.", wait_s)
+        raise UnknownEndpoint(f"There is no endpoint {endpoint!r}.")
+
+    async def cancel(self, lane: Lane, entry_id: str, request_id: str) -> bool:
+        """Nobody waits for the request any more. True: it had not started and never will."""
+        keys = [lane.key("q"), lane.key("ctl"), f"req:{request_id}"]
+        async with _answered():
+            return bool(await self._cancel(keys, [entry_id, request_id]))
+
+    async def delete_body(self, request_id: str) -> None:
+        """Keep a request from starting whose place in the queue is not known."""
+        async with _answered():
+            await self._redis.unlink(f"req:{request_id}")
+
+    async def read_frames(
+        self, gateway: str, last_id: str, block_ms: int
+    ) -> tuple[str, list[StepFrame]]:
+        """Frames after ``last_id``, and the id to read on from."""
+        async with _answered():
+            reply = await self._reader.xread({f"out:{gateway}": last_id}, 100, block_ms)
+        rows = reply[0][1] if reply else []
+        frames = [StepFrame.from_json(fields["frame"]) for _, fields in rows]
+        return (rows[-1][0] if rows else last_id), frames
+
+    async def renew_gateway(self, gateway: str) -> None:
+        """Tell slots that somebody still reads the rows."""
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.set(f"gateway:{gateway}", "1", px=GATEWAY_LEASE_MS)
+        pipe.expire(f"out:{gateway}", FRAMES_TTL_S)
+        async with _answered():
+            await pipe.execute()
+
+    async def release_gateway(self, gateway: str) -> None:
+        """Nobody reads the rows any more."""
+        async with _answered():
+            await self._redis.unlink(f"gateway:{gateway}", f"out:{gateway}")
+
+    async def endpoints(self) -> list[str]:
+        """Names of all routed endpoints, sorted."""
+        async with _answered():
+            return sorted(await self._redis.smembers("endpoints"))
+
+    async def ready_endpoints(self) -> list[str]:
+        """Names of the endpoints whose live version has a ready slot, sorted."""
+        names = await self.endpoints()
+        async with _answered():
+            pipe = self._redis.pipeline(transaction=False).time()
+            for name in names:
+                pipe.hget(f"route:{name}", "live")
+            (seconds, micros), *versions = await pipe.execute()
+            pipe = self._redis.pipeline(transaction=False)
+            for name, version in zip(names, versions, strict=True):
+                now_ms = seconds * 1000 + micros // 1000
+                pipe.zcount(Lane(name, version or "").key("ready"), f"({now_ms}", "+inf")
+            counts = await pipe.execute()
+        return [name for name, count in zip(names, counts, strict=True) if count]
+
+    async def read_key(self, key_id: str) -> str | None:
+        """What ``put_key`` stored, or None."""
+        async with _answered():
+            text: str | None = await self._redis.get(f"key:{key_id}")
+        return text
+
+    async def append_log(self, records: Sequence[bytes]) -> None:
+        """Add records (JSON) to the request log."""
+        pipe = self._redis.pipeline(transaction=False)
+        for record in records:
+            pipe.xadd("log", {"record": record}, maxlen=LOG_KEPT)
+        async with _answered():
+            await pipe.execute()
+
+
+def _connect(url: str, max_connections: int) -> Any:
+    """A client whose callers wait for one of its connections, and not for ever."""
+    pool: Any = redis.asyncio.BlockingConnectionPool
+    client: Any = redis.asyncio.Redis
+    # With a socket_timeout redis-py sends through asyncio.wait_for, which on Python 3.11 swallows a cancellation that
+    # comes in the same tick: a caller who went away would be served on. _answered() is the timeout instead.
+    settings = CONNECTION | {"socket_timeout": None, "retry": Retry(NoBackoff(), 0)}
+    return client.from_pool(
+        pool.from_url(url, max_connections=max_connections, timeout=CALL_TIMEOUT_S, **settings)
+    )
+
+
+@asynccontextmanager
+async def _answered() -> AsyncIterator[None]:
+    """A call to Redis that ends in time, one way or the other."""
+    with translated():
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            yield

@@ -1,0 +1,140 @@
+"""An engine without a model: token ``i`` of every request is the text ``t{i} ``, at once or after a pause.
+
+It obeys the same protocol as the real one and fails on demand, by words in the prompt:
+``poison`` raises in a step, ``die`` ends the process there, ``hang`` never returns, ``refuse`` is refused when it is
+encoded, ``too long`` when it is added, ``nan`` fails alone after two tokens.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from inference.config import EngineConfig
+from inference.engine.request import RequestRefused, StepOutput
+from inference.protocol import Failure, FinishReason, GenerateRequest, SamplingParams
+
+DEFAULT_TOKENS = 8
+WORDS = ("poison", "die", "hang", "too long", "nan")
+
+
+def golden_text(num_tokens: int) -> str:
+    """The whole answer to any request of that many tokens."""
+    return "".join(f"t{i} " for i in range(num_tokens))
+
+
+@dataclass(slots=True)
+class Running:
+    """A request and how far it is."""
+
+    id: str
+    words: set[str]
+    num_prompt_tokens: int
+    num_tokens: int
+    num_done: int = 0
+    started_at: float = field(default_factory=time.monotonic)
+
+
+class InstantEngine:
+    """Gives every running request one token per step."""
+
+    def __init__(
+        self, *, step_s: float = 0.0, max_requests: int = 16, fingerprint: str = "instant"
+    ) -> None:
+        self.fingerprint = fingerprint
+        self.batches: list[list[str]] = []
+        self._step_s = step_s
+        self._max_requests = max_requests
+        self._running: dict[str, Running] = {}
+        self._owner: int | None = None
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request runs."""
+        return bool(self._running)
+
+    def room(self) -> int:
+        """What is free of ``max_requests``."""
+        return self._max_requests - len(self._running)
+
+    def encode(self, request: GenerateRequest) -> tuple[int, ...]:
+        """One token per word, with the words that mean a fault as negative ones."""
+        text = request.prompt or " ".join(each.content for each in request.messages or ())
+        if "refuse" in text:
+            raise RequestRefused(Failure("invalid_prompt", "The prompt is refused.", 400, "prompt"))
+        faults = [-1 - i for i, word in enumerate(WORDS) if word in text]
+        return (*faults, *range(len(text.split())))
+
+    def add_request(
+        self, request_id: str, prompt_token_ids: Sequence[int], sampling: SamplingParams
+    ) -> None:
+        """Run it from the next step on."""
+        self._check_thread()
+        if request_id in self._running:
+            raise ValueError(f"Request {request_id} runs already.")
+        words = {WORDS[-1 - token] for token in prompt_token_ids if token < 0}
+        if "too long" in words:
+            failure = Failure("context_length_exceeded", "The prompt is too long.", 400, "prompt")
+            raise RequestRefused(failure)
+        num_tokens = sampling.max_tokens or DEFAULT_TOKENS
+        self._running[request_id] = Running(request_id, words, len(prompt_token_ids), num_tokens)
+
+    def abort(self, request_id: str) -> bool:
+        """Forget it."""
+        self._check_thread()
+        return self._running.pop(request_id, None) is not None
+
+    def step(self) -> list[StepOutput]:
+        """One token for each."""
+        self._check_thread()
+        self.batches.append(list(self._running))
+        time.sleep(self._step_s)
+        return [self._advance(each) for each in list(self._running.values())]
+
+    def _advance(self, request: Running) -> StepOutput:
+        if "die" in request.words:
+            os._exit(9)
+        if "poison" in request.words:
+            raise RuntimeError("poisoned")
+        if "hang" in request.words:
+            threading.Event().wait()
+        index = request.num_done
+        request.num_done += 1
+        is_last = request.num_done == request.num_tokens
+        failure = None
+        if "nan" in request.words and index == 2:
+            failure = Failure("numerical_error", "The logits are not numbers.", 500)
+        if is_last or failure:
+            del self._running[request.id]
+        return StepOutput(
+            request_id=request.id,
+            index=index,
+            token_id=index,
+            text=f"t{index} ",
+            finish_reason=FinishReason.LENGTH if is_last and not failure else None,
+            failure=failure,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_output_tokens=request.num_done,
+            started_at=request.started_at,
+        )
+
+    def _check_thread(self) -> None:
+        """The first thread that adds, steps or aborts owns the engine."""
+        self._owner = self._owner or threading.get_ident()
+        if self._owner != threading.get_ident():
+            raise RuntimeError("The engine was touched by a second thread.")
+
+
+def load(config: EngineConfig) -> InstantEngine:
+    """For ``TATKAL_ENGINE``; the artifact ``missing`` cannot be loaded, ``TATKAL_TEST_STEP_S`` is the pause."""
+    if config.artifact == Path("missing"):
+        raise FileNotFoundError("artifact 'missing' is not there")
+    return InstantEngine(
+        step_s=float(os.environ.get("TATKAL_TEST_STEP_S", "0")),
+        max_requests=config.max_num_seqs,
+        fingerprint=os.environ.get("TATKAL_TEST_FINGERPRINT", "instant"),
+    )
