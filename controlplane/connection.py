@@ -1,0 +1,152 @@
+"""One HTTP connection of a web process: uvicorn's protocol, with the deadlines and bounds that it lacks.
+
+uvicorn (0.54) limits how long a connection may idle between requests, and nothing else: a client that sends a header
+byte an hour, endless headers, or never reads its answer holds a connection and all behind it for ever. Start it with
+``--http controlplane.connection:Connection``.
+"""
+
+from __future__ import annotations
+
+import json
+from asyncio import Transport
+from asyncio.events import TimerHandle
+from http import HTTPStatus
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+HEADER_TIMEOUT_S = 10.0
+MAX_HEADER_BYTES = 16 * 1024
+WRITE_STALL_S = 30.0
+
+
+class HeadersTooLarge(Exception):
+    """Raised inside a parser callback; the parser turns it into uvicorn's 400 path."""
+
+
+class Connection(HttpToolsProtocol):
+    """A connection whose headers are complete within 10 s, and whose client keeps reading.
+
+    - From the connection, or from the first byte of a further request, headers have ``HEADER_TIMEOUT_S``.
+    - Request line and headers have ``MAX_HEADER_BYTES`` together, else 431.
+    - While output waits above the transport's high-water mark for ``WRITE_STALL_S``, nobody reads: the connection is
+      aborted, the application sees ``http.disconnect``, and cancels.
+    - WebSockets are refused: no page or API here speaks them.
+    """
+
+    _header_timer: TimerHandle | None = None
+    _write_timer: TimerHandle | None = None
+    _header_bytes = 0
+    _in_headers = True
+    _status = HTTPStatus.BAD_REQUEST
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        """Start the clock of the first request's headers."""
+        super().connection_made(transport)
+        self._start_header_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop all clocks."""
+        self._stop_header_timer()
+        self._stop_write_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, and count what belongs to headers that are not complete yet."""
+        if self._in_headers:
+            self._start_header_timer()
+            self._header_bytes += len(data)
+        super().data_received(data)
+        if self._in_headers and self._header_bytes > MAX_HEADER_BYTES and not self._is_closing():
+            self._refuse_headers()
+
+    def on_message_begin(self) -> None:
+        """A further request begins; uvicorn's keep-alive clock has stopped, so ours starts."""
+        self._in_headers = True
+        self._start_header_timer()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Stop the clock, and hand the request on if its headers are within bounds."""
+        self._stop_header_timer()
+        self._in_headers = False
+        self._header_bytes = 0
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > MAX_HEADER_BYTES:
+            self._status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            raise HeadersTooLarge
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """What follows belongs to the headers of a further request."""
+        super().on_message_complete()
+        self._in_headers = True
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP, or too large, in JSON like every other error."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            # A further request is broken before the earlier one is answered: this is not its answer.
+            self.transport.close()
+            return
+        message = "Request headers are too large." if self._status != 400 else msg
+        body = _error_body(self._status, message)
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+        self.transport.write(STATUS_LINE[self._status] + head % len(body) + body)
+        self.transport.close()
+
+    def pause_writing(self) -> None:
+        """Output waits for the client; give it ``WRITE_STALL_S``."""
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(WRITE_STALL_S, self._abort)
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        self._stop_write_timer()
+        super().resume_writing()
+
+    def _should_upgrade_to_ws(self) -> bool:
+        return False
+
+    def _is_closing(self) -> bool:
+        return self.transport is None or self.transport.is_closing()
+
+    def _start_header_timer(self) -> None:
+        if self._header_timer is None:
+            self._header_timer = self.loop.call_later(HEADER_TIMEOUT_S, self._end_headers)
+
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _end_headers(self) -> None:
+        self._header_timer = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = (
+                False  # An answer is under way: it goes out whole, and nothing after it.
+            )
+        elif not self._is_closing():
+            self.transport.close()
+
+    def _refuse_headers(self) -> None:
+        self._status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+        self.send_400_response("")
+
+    def _abort(self) -> None:
+        self._write_timer = None
+        self.transport.abort()
+
+
+def _error_body(status: HTTPStatus, message: str) -> bytes:
+    error = {
+        "message": message,
+        "type": "invalid_request_error",
+        "param": None,
+        "code": status.phrase.lower().replace(" ", "_"),
+    }
+    return json.dumps({"error": error}).encode("ascii")

@@ -1,0 +1,175 @@
+"""Settings of the control process, its workers and commands: database, admin, REST."""
+
+from __future__ import annotations
+
+import warnings
+from datetime import timedelta
+
+import dj_database_url
+
+from controlplane.settings.base import *
+
+ROOT_URLCONF = "controlplane.urls"
+LIFESPAN = "controlplane.asgi.no_resources"
+HEALTH_CHECKS = {"database": "controlplane.api.checks.check_database"}
+STARTUP_CHECKS = ("database",)
+MAX_BODY_BYTES = 2**20
+
+INSTALLED_APPS = [
+    "unfold",
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "rest_framework",
+    "drf_spectacular",
+    "controlplane.events",
+    "controlplane.access",
+    "controlplane.registry",
+    "controlplane.endpoints",
+    "controlplane.monitoring",
+    "controlplane.console",
+]
+
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+
+# --- Database: SQLite in the home, or what DATABASE_URL names.
+DATABASES = {
+    "default": dj_database_url.parse(
+        env_str("DATABASE_URL", f"sqlite:///{TATKAL_HOME / 'tatkal.sqlite3'}"), conn_max_age=0
+    )
+}
+if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
+    DATABASES["default"]["OPTIONS"] = {
+        # Writers queue at BEGIN instead of failing when they upgrade a read; WAL lets readers go on meanwhile.
+        "transaction_mode": "IMMEDIATE",
+        "timeout": 20,
+        # FULL: a promote or a rollback that was confirmed must survive a power cut. In WAL mode NORMAL may lose the
+        # last commits; FULL costs one fsync a commit, and the one busy writer commits in batches.
+        "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;",
+    }
+
+# --- People: sessions of the admin. Cookies have names of their own, because cookies do not know ports and 127.0.0.1
+# has many.
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": f"django.contrib.auth.password_validation.{name}"}
+    for name in (
+        "UserAttributeSimilarityValidator",
+        "MinimumLengthValidator",
+        "CommonPasswordValidator",
+        "NumericPasswordValidator",
+    )
+]
+LOGIN_URL = "admin:login"
+SESSION_COOKIE_NAME = "tatkal_session"
+SESSION_COOKIE_AGE = 8 * 3600
+SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_SAMESITE = "Lax"
+CSRF_COOKIE_NAME = "tatkal_csrf"
+CSRF_COOKIE_SAMESITE = "Lax"
+CSRF_TRUSTED_ORIGINS = env_list("TATKAL_CSRF_TRUSTED_ORIGINS", "")
+X_FRAME_OPTIONS = "DENY"
+SECURE_CONTENT_TYPE_NOSNIFF = True
+SECURE_REFERRER_POLICY = "same-origin"
+SECURE_CROSS_ORIGIN_OPENER_POLICY = "same-origin"
+
+# --- HTTPS: on with TATKAL_HTTPS=true behind a proxy that ends TLS and sets X-Forwarded-Proto. Without it the process
+# is meant for loopback, where no certificate can be had, and only then are the deployment checks that ask for TLS
+# silent: with a public name in TATKAL_ALLOWED_HOSTS they speak again.
+HTTPS = env_bool("TATKAL_HTTPS", False)
+SESSION_COOKIE_SECURE = HTTPS
+CSRF_COOKIE_SECURE = HTTPS
+SECURE_SSL_REDIRECT = HTTPS
+if HTTPS:
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+    SECURE_HSTS_SECONDS = 30 * 24 * 3600
+LOOPBACK_HOSTS = {"127.0.0.1", "localhost", "[::1]"}
+SILENCED_SYSTEM_CHECKS = []
+if HTTPS:
+    # W005, W021: subdomains and the browsers' preload list belong to whoever owns the domain.
+    SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W021"]
+elif set(ALLOWED_HOSTS) <= LOOPBACK_HOSTS:
+    # W004 HSTS, W008 redirect to HTTPS, W012 and W016 secure cookies.
+    SILENCED_SYSTEM_CHECKS = ["security.W004", "security.W008", "security.W012", "security.W016"]
+
+# --- Static files of the admin, straight from the packages: no collectstatic before the first start.
+STATIC_URL = "/static/"
+WHITENOISE_USE_FINDERS = True
+WHITENOISE_AUTOREFRESH = False
+WHITENOISE_ALLOW_ALL_ORIGINS = False
+# They are small, so reading one whole, which is what the warning is about, is right.
+warnings.filterwarnings(
+    "ignore", message="StreamingHttpResponse must consume synchronous iterators", category=Warning
+)
+
+# --- REST: bearer tokens alone, no cookies, and nothing is allowed that a view did not ask for.
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": ["controlplane.api.drf.ControlTokenAuthentication"],
+    "DEFAULT_PERMISSION_CLASSES": ["controlplane.api.drf.HasRole"],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "DEFAULT_PAGINATION_CLASS": "controlplane.api.drf.Pages",
+    "EXCEPTION_HANDLER": "controlplane.api.problems.to_problem",
+    "UNAUTHENTICATED_USER": None,
+    "DEFAULT_METADATA_CLASS": None,
+}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "Tatkal control API",
+    "DESCRIPTION": "Models, versions, endpoints, keys and the request log. Errors are application/problem+json.",
+    "VERSION": "1",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "SERVE_PERMISSIONS": ["controlplane.api.drf.HasRole"],
+    "SCHEMA_PATH_PREFIX": "/api/v1",
+    "COMPONENT_SPLIT_REQUEST": True,
+    "POSTPROCESSING_HOOKS": [
+        "drf_spectacular.hooks.postprocess_schema_enums",
+        "controlplane.api.problems.describe_problems",
+    ],
+}
+
+UNFOLD = {
+    "SITE_TITLE": "Tatkal",
+    "SITE_HEADER": "Tatkal",
+    "SITE_SYMBOL": "bolt",
+    "SHOW_HISTORY": False,
+    "SHOW_VIEW_ON_SITE": False,
+}
+
+# Several tasks a second that found nothing to do are no news.
+LOGGING["loggers"] = {
+    name: {"level": "WARNING"}
+    for name in ("celery.app.trace", "celery.worker.strategy", "celery.beat")
+}
+
+# --- Imports and retention.
+ARTIFACT_ROOT = TATKAL_HOME / "artifacts"
+IMPORT_TIMEOUT_S = env_int("TATKAL_IMPORT_TIMEOUT_S", 1800, low=1)
+IMPORT_MEMORY_BYTES = env_int("TATKAL_IMPORT_MEMORY_BYTES", 64 * 2**30, low=2**28, high=2**50)
+LOG_RETENTION = timedelta(days=env_int("TATKAL_LOG_DAYS", 30, low=1, high=3650))
+TEXT_RETENTION = timedelta(days=env_int("TATKAL_TEXT_DAYS", 7, low=1, high=3650))
