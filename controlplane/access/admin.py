@@ -1,0 +1,137 @@
+"""API keys in the admin: issue one and see its clear text once, revoke, rotate."""
+
+# Django fixes the signatures of these methods, used or not.
+# ruff: noqa: ARG002
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.forms import ModelForm
+from django.http import HttpRequest
+from django.utils import timezone
+from unfold.admin import ModelAdmin
+from unfold.decorators import display
+
+from controlplane.access import services
+from controlplane.access.models import ApiKey
+from controlplane.errors import DomainError
+
+
+class IssueForm(forms.ModelForm):
+    """What a person decides about a new key."""
+
+    class Meta:
+        model = ApiKey
+        fields = ("name", "kind", "role", "expires_at")
+
+    def clean(self) -> dict[str, Any]:
+        """A role for control tokens, none for applications."""
+        data = super().clean() or {}
+        is_control = data.get("kind") == ApiKey.Kind.CONTROL
+        if is_control and not data.get("role"):
+            self.add_error("role", "Choose a role for a control token.")
+        if not is_control and data.get("role"):
+            self.add_error("role", "Only control tokens have a role.")
+        if data.get("expires_at") and data["expires_at"] <= timezone.now():
+            self.add_error("expires_at", "Choose a moment to come.")
+        return data
+
+
+@admin.register(ApiKey)
+class ApiKeyPage(ModelAdmin):
+    """Keys by id and last four characters."""
+
+    list_display = (
+        "name",
+        "key_id",
+        "last4",
+        "kind",
+        "role",
+        "show_state",
+        "created_at",
+        "expires_at",
+    )
+    list_filter = ("kind", "role")
+    search_fields = ("name", "key_id", "last4")
+    ordering = ("-id",)
+    actions = ("revoke", "rotate")
+    exclude = ("digest",)
+
+    def get_form(
+        self, request: HttpRequest, obj: ApiKey | None = None, change: bool = False, **kwargs: Any
+    ) -> type[ModelForm]:
+        """The form of a new key; an existing one is shown as text."""
+        if obj is None:
+            kwargs["form"] = IssueForm
+            kwargs["fields"] = IssueForm.Meta.fields
+        form: type[ModelForm] = super().get_form(request, obj, change=change, **kwargs)
+        return form
+
+    def get_fields(self, request: HttpRequest, obj: ApiKey | None = None) -> Any:
+        """What there is to fill in, or to see."""
+        if obj is None:
+            return IssueForm.Meta.fields
+        return [field.name for field in ApiKey._meta.fields if field.name not in ("id", "digest")]
+
+    def has_change_permission(self, request: HttpRequest, obj: ApiKey | None = None) -> bool:
+        """Keys are revoked or rotated, never edited."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: ApiKey | None = None) -> bool:
+        """A revoked key stays, as a refusal and for the log."""
+        return False
+
+    def save_model(self, request: HttpRequest, obj: ApiKey, form: Any, change: bool) -> None:
+        """Issue the key; its clear text is shown this once."""
+        issued = services.issue(
+            name=obj.name,
+            kind=obj.kind,
+            role=obj.role,
+            expires_at=obj.expires_at,
+            actor=request.user.get_username(),
+            now=timezone.now(),
+        )
+        obj.pk = issued.key.pk
+        obj.refresh_from_db()
+        _show_once(self, request, issued)
+
+    @admin.action(description="Revoke the selected keys", permissions=["add"])
+    def revoke(self, request: HttpRequest, keys: QuerySet[ApiKey]) -> None:
+        """End the keys."""
+        for key in keys:
+            services.revoke(
+                key_id=key.key_id, actor=request.user.get_username(), now=timezone.now()
+            )
+        self.message_user(request, "Revoked; gateways refuse them within seconds.")
+
+    @admin.action(description="Rotate the selected keys", permissions=["add"])
+    def rotate(self, request: HttpRequest, keys: QuerySet[ApiKey]) -> None:
+        """A successor for each, shown once; the old ones end in a day."""
+        for key in keys:
+            try:
+                issued = services.rotate(
+                    key_id=key.key_id, actor=request.user.get_username(), now=timezone.now()
+                )
+            except DomainError as error:
+                self.message_user(request, error.message, messages.ERROR)
+            else:
+                _show_once(self, request, issued)
+
+    @display(
+        description="state",
+        label={"active": "success", "expired": "warning", "revoked": "danger"},
+    )
+    def show_state(self, key: ApiKey) -> str:
+        """The state as a coloured label."""
+        return key.state_at(timezone.now())
+
+
+def _show_once(page: ModelAdmin, request: HttpRequest, issued: services.Issued) -> None:
+    page.message_user(
+        request,
+        f"{issued.key.name}: {issued.clear_text} - copy it now, it is not shown again.",
+        messages.WARNING,
+    )

@@ -1,0 +1,79 @@
+"""What every resource of /api/v1 shares: bearer tokens, roles, pages.
+
+The framework reads this module while it defines its views, so nothing here imports a view.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.db.models import Model, QuerySet
+from django.utils import timezone
+from rest_framework import exceptions
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.pagination import CursorPagination
+from rest_framework.permissions import BasePermission
+from rest_framework.request import Request
+
+from controlplane.access.models import ApiKey
+from controlplane.access.services import InvalidToken, authenticate_control
+
+if TYPE_CHECKING:
+    from rest_framework.views import APIView
+
+READ_METHODS = ("GET", "HEAD", "OPTIONS")
+
+
+class ControlTokenAuthentication(BaseAuthentication):
+    """``Authorization: Bearer <control token>``; ``request.auth`` is the key, and there is no user."""
+
+    def authenticate(self, request: Request) -> tuple[None, ApiKey] | None:
+        """The key of the token, or None when no bearer token was sent."""
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            return None
+        try:
+            return None, authenticate_control(token=token.strip(), now=timezone.now())
+        except InvalidToken as error:
+            raise exceptions.AuthenticationFailed(error.message) from error
+
+    def authenticate_header(self, request: Request) -> str:  # noqa: ARG002 (the framework's signature)
+        """What a 401 asks for."""
+        return 'Bearer realm="tatkal"'
+
+
+class HasRole(BasePermission):
+    """Whether the token's role reaches what the view asks for.
+
+    Reading needs ``view.read_role``, everything else ``view.write_role``; a view that names neither is closed.
+    """
+
+    message = "The role of this token does not allow that."
+
+    def has_permission(self, request: Request, view: APIView) -> bool:
+        """Deny by default."""
+        name = "read_role" if request.method in READ_METHODS else "write_role"
+        required = getattr(view, name, None)
+        return (
+            isinstance(request.auth, ApiKey)
+            and required is not None
+            and request.auth.has_role(required)
+        )
+
+
+class Pages(CursorPagination):
+    """Pages that stay put while rows are added; ``view.ordering`` must end in a unique column."""
+
+    page_size = 50
+    page_size_query_param = "page_size"
+    max_page_size = 500
+
+    def get_ordering(
+        self,
+        request: Request,  # noqa: ARG002 (the framework's signature)
+        queryset: QuerySet[Model],  # noqa: ARG002
+        view: Any,
+    ) -> tuple[str, ...]:
+        """The order of the view."""
+        ordering: tuple[str, ...] = view.ordering
+        return ordering

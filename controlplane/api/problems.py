@@ -1,0 +1,118 @@
+"""Errors of /api/v1 as problem+json, and how the schema describes them and the token."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.http import Http404
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from rest_framework import exceptions
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+from rest_framework.views import exception_handler as drf_exception_handler
+
+from controlplane.errors import DomainError
+
+PROBLEM_JSON = "application/problem+json"
+PROBLEM_SCHEMA = {
+    "type": "object",
+    "required": ["type", "title", "status", "detail", "code"],
+    "properties": {
+        "type": {"type": "string", "format": "uri-reference"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "code": {"type": "string", "description": "Stable; programs may match it."},
+        "errors": {"type": "object", "description": "Messages by field."},
+    },
+}
+
+
+class ControlTokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    """How the schema describes the token."""
+
+    target_class = "controlplane.api.drf.ControlTokenAuthentication"
+    name = "controlToken"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, str]:  # noqa: ARG002 (the framework's signature)
+        """A bearer token in the Authorization header."""
+        return {"type": "http", "scheme": "bearer"}
+
+
+def describe_problems(result: dict[str, Any], **_: Any) -> dict[str, Any]:
+    """Give every operation of the schema its error answer, which is the same everywhere."""
+    result.setdefault("components", {}).setdefault("schemas", {})["Problem"] = PROBLEM_SCHEMA
+    content = {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    answer = {"description": "An error, after RFC 9457.", "content": content}
+    for operations in result["paths"].values():
+        for operation in operations.values():
+            operation["responses"]["default"] = answer
+    return result
+
+
+def to_problem(exception: Exception, context: dict[str, Any]) -> Response | None:
+    """Any anticipated failure as problem+json; None lets an unforeseen one be a logged 500."""
+    if isinstance(exception, DomainError):
+        headers = {}
+        if exception.retry_after_s is not None:
+            headers["Retry-After"] = str(exception.retry_after_s)
+        return _problem(
+            int(exception.status), code=exception.code, detail=exception.message, headers=headers
+        )
+    response = drf_exception_handler(exception, context)
+    if response is None:
+        return None
+    code = _code_of(exception)
+    headers = {
+        name: response[name] for name in ("WWW-Authenticate", "Retry-After") if name in response
+    }
+    if isinstance(exception, exceptions.ValidationError):
+        return _problem(
+            response.status_code,
+            code=code,
+            detail="Some fields are not as they must be.",
+            headers=headers,
+            errors=response.data,
+        )
+    return _problem(
+        response.status_code, code=code, detail=str(response.data["detail"]), headers=headers
+    )
+
+
+def _code_of(exception: Exception) -> str:
+    if isinstance(exception, Http404):
+        return "not_found"
+    if isinstance(exception, PermissionDenied):
+        return "permission_denied"
+    return str(getattr(exception, "default_code", "error"))
+
+
+def _problem(
+    status: int, *, code: str, detail: str, headers: dict[str, str], errors: Any = None
+) -> Response:
+    body = {
+        "type": "about:blank",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": detail,
+        "code": code,
+    }
+    if errors is not None:
+        body["errors"] = errors if isinstance(errors, dict) else {"": errors}
+    return Response(body, status=status, headers=headers, content_type=PROBLEM_JSON)
+
+
+class NoSuchResource(APIView):
+    """Every other address under /api/v1: 401 without a token, else a 404 problem."""
+
+    schema = None
+    read_role = "viewer"
+    write_role = "viewer"
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """Whatever the method: first the token, then the answer."""
+        super().initial(request, *args, **kwargs)
+        raise Http404(f"There is no {request.path}; see /api/v1/schema.")

@@ -1,0 +1,186 @@
+"""A typed client of the control API and of one completion; HTTP only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+TIMEOUT = httpx.Timeout(30.0, connect=3.0)
+# The first completion of a cold machine may take its time.
+COMPLETION_TIMEOUT = httpx.Timeout(120.0, connect=3.0)
+
+
+class ApiError(Exception):
+    """The server's answer was an error, or there was none; ``status`` 0 means that nobody answered."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A line of versions."""
+
+    name: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class VersionInfo:
+    """A version, as a table shows it."""
+
+    name: str
+    state: str
+    state_reason: str
+    dtype: str
+    quantization: str
+    context_length: int | None
+    num_parameters: int | None
+    size_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotInfo:
+    """One engine slot: where it is on the way to ready."""
+
+    slot: str
+    state: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoleInfo:
+    """A role of an endpoint."""
+
+    role: str
+    version: str
+    is_ready: bool
+    slots: tuple[SlotInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointInfo:
+    """An endpoint; ``roles`` is None when the control process cannot ask Redis."""
+
+    name: str
+    generation: int
+    is_published: bool
+    canary_bp: int
+    roles: tuple[RoleInfo, ...] | None
+
+
+class ControlClient:
+    """The control API behind one token."""
+
+    def __init__(
+        self, url: str, token: str, *, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        self._http = httpx.Client(
+            base_url=url,
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=TIMEOUT,
+            transport=transport,
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def models(self) -> list[ModelInfo]:
+        """Every model."""
+        return [
+            ModelInfo(name=row["name"], description=row["description"])
+            for row in self._rows("/api/v1/models")
+        ]
+
+    def versions(self, *, model: str = "") -> list[VersionInfo]:
+        """Versions, the newest first; of one model where it is named."""
+        names = VersionInfo.__dataclass_fields__
+        parameters = {"model": model} if model else {}
+        return [
+            VersionInfo(**{name: row[name] for name in names})
+            for row in self._rows("/api/v1/versions", parameters)
+        ]
+
+    def endpoints(self) -> list[EndpointInfo]:
+        """Every endpoint."""
+        return [_endpoint(row) for row in self._rows("/api/v1/endpoints")]
+
+    def endpoint(self, name: str) -> EndpointInfo:
+        """One endpoint."""
+        return _endpoint(_send(self._http, "GET", f"/api/v1/endpoints/{name}"))
+
+    def _rows(self, path: str, parameters: Mapping[str, str] | None = None) -> Iterator[Any]:
+        page = _send(self._http, "GET", path, params=parameters)
+        while True:
+            yield from page["results"]
+            if not page["next"]:
+                return
+            page = _send(self._http, "GET", page["next"])
+
+
+def complete(
+    url: str, key: str, endpoint: str, *, transport: httpx.BaseTransport | None = None
+) -> str:
+    """The text of one short chat completion through the gateway."""
+    with httpx.Client(base_url=url, timeout=COMPLETION_TIMEOUT, transport=transport) as http:
+        reply = _send(
+            http,
+            "POST",
+            "/v1/chat/completions",
+            headers={"Authorization": f"Bearer {key}"},
+            json={
+                "model": endpoint,
+                "messages": [{"role": "user", "content": "Say hello."}],
+                "max_tokens": 8,
+                "temperature": 0,
+            },
+        )
+    return str(reply["choices"][0]["message"]["content"])
+
+
+def _endpoint(row: Mapping[str, Any]) -> EndpointInfo:
+    roles = row["roles"]
+    return EndpointInfo(
+        name=row["name"],
+        generation=row["generation"],
+        is_published=row["is_published"],
+        canary_bp=row["canary_bp"],
+        roles=None if roles is None else tuple(_role(role) for role in roles),
+    )
+
+
+def _role(row: Mapping[str, Any]) -> RoleInfo:
+    slots = tuple(SlotInfo(slot["slot"], slot["state"], slot["detail"]) for slot in row["slots"])
+    return RoleInfo(row["role"], row["version"], row["is_ready"], slots)
+
+
+def _send(http: httpx.Client, method: str, path: str, **options: Any) -> Any:
+    try:
+        response = http.request(method, path, **options)
+        if response.is_success:
+            return response.json()
+    except httpx.HTTPError as error:
+        raise ApiError(0, f"{http.base_url.join(path)}: {error}") from error
+    except ValueError as error:
+        raise ApiError(0, f"{http.base_url.join(path)} did not answer with JSON.") from error
+    raise ApiError(response.status_code, f"{response.status_code} {_message_of(response)}")
+
+
+def _message_of(response: httpx.Response) -> str:
+    """What problem+json or an OpenAI-style error says."""
+    try:
+        body = response.json()
+    except ValueError:
+        return response.reason_phrase
+    if isinstance(body, dict):
+        error = body.get("error")
+        if isinstance(error, dict):
+            return str(error.get("message", response.reason_phrase))
+        return str(body.get("detail", response.reason_phrase))
+    return response.reason_phrase

@@ -1,0 +1,103 @@
+"""The log stream becomes rows: nothing lost, nothing counted twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import pytest
+from django.db import DatabaseError
+
+from controlplane.monitoring import intake as intakes
+from controlplane.monitoring.intake import intake, row_of
+from controlplane.monitoring.models import RequestLog
+from inference.protocol import RequestRecord
+from inference.queue import AsyncQueue, Queue
+from tests.factories import NOW, make_record
+
+pytestmark = pytest.mark.django_db
+
+
+def append(redis_url: str, records: Sequence[RequestRecord]) -> None:
+    """Write to the stream as gateways do."""
+
+    async def write() -> None:
+        gateway = AsyncQueue(redis_url)
+        await gateway.append_log([record.to_json().encode() for record in records])
+        await gateway.close()
+
+    asyncio.run(write())
+
+
+def test_every_record_becomes_one_row(queue: Queue, redis_url: str) -> None:
+    append(redis_url, [make_record(id=f"a{n}") for n in range(7)])
+    assert intake(queue=queue) == 7
+    assert intake(queue=queue) == 0
+    assert RequestLog.objects.count() == 7
+
+
+def test_more_records_than_one_batch_are_read_in_one_call(
+    queue: Queue, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intakes, "BATCH", 3)
+    append(redis_url, [make_record() for _ in range(10)])
+    assert intake(queue=queue) == 10
+
+
+def test_a_crash_after_the_commit_counts_nothing_twice(
+    queue: Queue, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(redis_url, [make_record(id=f"b{n}") for n in range(3)])
+    with monkeypatch.context() as crash:
+        crash.setattr(queue, "ack_log", lambda ids: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            intake(queue=queue)
+    append(redis_url, [make_record(id="b3")])
+    assert intake(queue=queue) == 4
+    assert RequestLog.objects.count() == 4
+    assert intake(queue=queue) == 0
+
+
+def test_a_crash_before_the_commit_loses_nothing(
+    queue: Queue, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(redis_url, [make_record() for _ in range(3)])
+    with monkeypatch.context() as crash:
+
+        def fail(*args: object, **kwargs: object) -> None:
+            raise DatabaseError("disk full")
+
+        crash.setattr(type(RequestLog.objects), "bulk_create", fail)
+        with pytest.raises(DatabaseError):
+            intake(queue=queue)
+    assert intake(queue=queue) == 3
+    assert RequestLog.objects.count() == 3
+
+
+def test_a_row_holds_what_the_record_said() -> None:
+    record = make_record(user="u1", tags={"topic": "refund"}, prompt="hi", completion=None)
+    row = row_of(record)
+    row.save()
+    stored = RequestLog.objects.get(request_id=record.id)
+    assert stored.finished_at == NOW
+    assert stored.tags == {"topic": "refund"}
+    assert (stored.prompt, stored.completion) == ("hi", None)
+    assert (stored.first_token_s, stored.total_s) == (0.05, 0.9)
+
+
+def test_names_that_do_not_fit_block_nothing(queue: Queue, redis_url: str) -> None:
+    append(redis_url, [make_record(user="u" * 5000 + "\x00", completion="a\x00b"), make_record()])
+    assert intake(queue=queue) == 2
+    longest = RequestLog.objects.exclude(user="").get()
+    assert len(longest.user) == 256
+    assert longest.completion == "ab"
+
+
+def test_rows_are_found_by_version_endpoint_and_time() -> None:
+    for version in ("tiny/1", "tiny/2"):
+        row_of(make_record(version=version)).save()
+    assert RequestLog.objects.served_by("tiny/2").count() == 1
+    assert RequestLog.objects.of_endpoint("chat").count() == 2
+    assert not RequestLog.objects.finished_before(NOW).exists()
+    assert RequestLog.objects.finished_before(datetime(2027, 1, 1, tzinfo=UTC)).count() == 2
