@@ -1,0 +1,83 @@
+"""How many blocks fit, what is refused, and what a block holds when it changes hands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from inference.config import EngineConfig, InvalidConfig, ModelConfig
+from inference.engine.kv_cache import KVCache, bytes_per_block, count_blocks
+
+SMOLLM2 = ModelConfig(
+    family="llama",
+    vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_layers=30,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    context_length=8192,
+    rms_norm_eps=1e-5,
+    rope_theta=100_000.0,
+    eos_token_ids=(2,),
+)
+
+
+def _count(**options: Any) -> int:
+    config = EngineConfig(Path("unused"), **options)
+    return count_blocks(config, SMOLLM2, max_model_len=2048, item_size=2)
+
+
+def test_a_block_holds_keys_and_values_of_every_layer() -> None:
+    # 2 * 30 layers * 3 heads * 64 dimensions * 2 bytes = 23,040 bytes a token.
+    assert bytes_per_block(SMOLLM2, block_size=1, item_size=2) == 23_040
+    assert bytes_per_block(SMOLLM2, block_size=16, item_size=4) == 16 * 46_080
+
+
+def test_the_tensor_has_the_size_that_was_reckoned() -> None:
+    cache = KVCache(
+        SMOLLM2, num_blocks=3, block_size=16, dtype=torch.bfloat16, device=torch.device("cpu")
+    )
+    assert cache.num_bytes == 3 * bytes_per_block(SMOLLM2, block_size=16, item_size=2)
+
+
+def test_the_bytes_decide_how_many_blocks_there_are() -> None:
+    assert _count(kv_cache_bytes=100 * 16 * 23_040) == 100
+    assert _count(kv_cache_bytes=100 * 16 * 23_040 - 1) == 99
+
+
+def test_a_number_of_blocks_overrides_the_bytes() -> None:
+    assert _count(kv_cache_bytes=1, num_blocks=7) == 7
+
+
+def test_no_more_blocks_than_all_sequences_can_fill() -> None:
+    assert _count(kv_cache_bytes=2**40, max_num_seqs=4) == 1 + 4 * 128
+
+
+def test_a_pool_without_room_for_one_sequence_is_refused_with_the_numbers() -> None:
+    with pytest.raises(InvalidConfig, match=r"kv_cache_bytes=737279 .* needs 2, .* 737280 bytes"):
+        _count(kv_cache_bytes=2 * 16 * 23_040 - 1)
+    with pytest.raises(InvalidConfig, match=r"num_blocks=2 gives 2 .* needs 3"):
+        _count(num_blocks=2, block_size=1)
+    assert _count(kv_cache_bytes=2 * 16 * 23_040) == 2
+
+
+def test_a_block_size_that_would_break_the_order_of_sums_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match=r"block_size=12 must be a power of two"):
+        KVCache(
+            SMOLLM2, num_blocks=3, block_size=12, dtype=torch.float32, device=torch.device("cpu")
+        )
+
+
+def test_clearing_blocks_touches_no_other() -> None:
+    cache = KVCache(
+        SMOLLM2, num_blocks=4, block_size=2, dtype=torch.float32, device=torch.device("cpu")
+    )
+    cache.tensor.fill_(torch.nan)
+    cache.clear(torch.tensor([1, 3]))
+    assert not cache.tensor[:, [1, 3]].any()
+    assert cache.tensor[:, [0, 2]].isnan().all()
