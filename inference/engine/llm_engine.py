@@ -252,11 +252,7 @@ class LLMEngine:
         return [_completion(each) for each in outputs.values()]
 
     def check_integrity(self) -> None:
-        """Compare the block pool with the block tables; meant for idle moments and tests.
-
-        Raises:
-            BrokenPool: they disagree, so some sequence may read another's keys.
-        """
+        """Compare the block pool with the block tables, in idle moments and tests; raises ``BrokenPool``."""
         self._scheduler.check_integrity()
 
     def _check_token_ids(self, token_ids: Sequence[int]) -> None:
@@ -321,19 +317,15 @@ def _text_of_last_token(stream: _Stream) -> tuple[str, bool]:
 
 
 def _sample(logits: Tensor, requests: Sequence[Request]) -> list[int | None]:
+    """As ``sample``, but what raises for one request gives None for that one."""
     try:
         return sample(logits, requests)
     except Exception:
-        logger.exception("sampling failed requests=%d; each is sampled alone", len(requests))
-    return [_sample_alone(row, request) for row, request in zip(logits, requests, strict=True)]
-
-
-def _sample_alone(row: Tensor, request: Request) -> int | None:
-    try:
-        return sample(row[None], [request])[0]
-    except Exception:
-        logger.exception("sampling failed request=%s", request.id)
-        return None
+        logger.exception("sampling failed requests=%s", [request.id for request in requests])
+    if len(requests) == 1:
+        return [None]
+    pairs = zip(torch.split(logits, 1), requests, strict=True)
+    return [token_id for row, request in pairs for token_id in _sample(row, [request])]
 
 
 def _request(prompt: str | Sequence[ChatMessage], sampling: SamplingParams) -> GenerateRequest:

@@ -63,7 +63,7 @@ def write_tiny_artifact(tmp_path_factory: pytest.TempPathFactory) -> WriteTinyAr
                 chat_template=CHAT_TEMPLATE,
                 quantization="none",
                 stored_dtype="float32",
-                num_parameters=1,
+                num_parameters=sum(weight.size for weight in weights.values()),
             ),
         )
 

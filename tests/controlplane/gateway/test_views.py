@@ -367,15 +367,23 @@ def test_metrics_count_by_known_endpoint_and_status(gateway: Served) -> None:
     with gateway.http() as client:
         client.post("/v1/chat/completions", json=CHAT)
         client.post("/v1/chat/completions", json={**CHAT, "model": "invented"})
-        # A request is counted after its reply has gone out.
-        refused = 'tatkal_http_requests_total{endpoint="",status="404"} 1'
-        _wait_until(lambda: refused in client.get("/metrics").text)
-        text = client.get("/metrics").text
+        # A request is counted after its reply has gone out; then this one alone is in flight.
+        seen = (
+            'tatkal_http_requests_total{endpoint="",status="404"} 1',
+            "tatkal_http_requests_in_flight 1",
+        )
+        text = ""
+
+        def is_counted() -> bool:
+            nonlocal text
+            text = client.get("/metrics").text
+            return all(line in text for line in seen)
+
+        _wait_until(is_counted)
 
     assert f'tatkal_http_requests_total{{endpoint="{ENDPOINT}",status="200"}} 1' in text
     assert f'tatkal_generation_tokens_total{{endpoint="{ENDPOINT}"}} 3' in text
     assert f'tatkal_time_to_first_token_seconds_count{{endpoint="{ENDPOINT}"}} 1' in text
-    assert "tatkal_http_requests_in_flight 1" in text
     assert "invented" not in text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from inference.models.attention import AttentionBatch, AttentionShape, Span
 from inference.models.decoder import Decoder
 from inference.models.layers import MIN_ROWS
 from inference.models.numerics import compute_dtype
+from inference.quantization import SCHEMES
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 4
@@ -206,6 +208,45 @@ def test_narrow_weights_are_rounded_and_then_computed_in_float32_on_a_cpu(
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
     assert compute_dtype(dtype, CPU) == torch.float32
     assert compute_dtype(dtype, torch.device("cuda")) == dtype
+
+
+def test_quantised_weights_are_dequantised_exactly(
+    write_tiny_artifact: WriteTinyArtifact, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    artifact = write_tiny_artifact(hidden_size=64, head_dim=16, num_heads=4)
+    weights = load_file(artifact / WEIGHTS)
+    quantised = {
+        **_quantise(weights, "model.embed_tokens.weight", "int8"),
+        **_quantise(weights, "model.layers.1.self_attn.k_proj.weight", "int4"),
+    }
+    whole = {name.rpartition(".")[0] for name in quantised}
+    rest = {name: weight for name, weight in weights.items() if name not in whole}
+    for directory, tensors in (("plain", weights), ("quantised", {**rest, **quantised})):
+        (tmp_path / directory).mkdir()
+        save_file(tensors, tmp_path / directory / WEIGHTS)
+
+    manifest = read_manifest(artifact)
+    expected = _Cache(_load(tmp_path / "plain", manifest)).extend(_tokens(40), 0)
+    with caplog.at_level(logging.INFO):
+        decoder = _load(tmp_path / "quantised", manifest)
+
+    assert torch.equal(_Cache(decoder).extend(_tokens(40), 0), expected)
+    assert "1 int4 dequantised, 1 int8 dequantised" in caplog.text
+
+
+def _quantise(weights: dict[str, Tensor], name: str, scheme: str) -> dict[str, Tensor]:
+    """Random codes and scales as the parts of ``name``, whose weights become what they stand for."""
+    rows, columns = weights[name].shape
+    scale = torch.rand(rows, columns // 32).half() / 16
+    if scheme == "int4":
+        codes = torch.randint(256, (rows, columns // 2), dtype=torch.uint8)
+        parts = {"int4": codes, "scale": scale, "minimum": -8 * scale}
+    else:
+        parts = {"int8": torch.randint(-9, 9, (rows, columns), dtype=torch.int8), "scale": scale}
+    tensors = {f"{name}.{part}": tensor for part, tensor in parts.items()}
+    arrays = {part: tensor.numpy() for part, tensor in tensors.items()}
+    weights[name] = torch.from_numpy(SCHEMES[scheme].read(name, arrays))
+    return tensors
 
 
 def test_a_narrow_cache_costs_little_accuracy(tiny_artifact: Path) -> None:
