@@ -21,7 +21,6 @@ from typing import Self
 from inference.protocol import Failure, GenerateRequest, RequestRecord, StepFrame, TokenRow
 from inference.queue import (
     AsyncQueue,
-    Lane,
     NoReadySlot,
     OutageLog,
     Placement,
@@ -52,6 +51,8 @@ READ_BLOCK_MS = 1_000
 RENEW_EVERY_S = 1.0
 FLUSH_EVERY_S = 0.2
 RETRY_S = 0.1
+SILENT_S = 3.0  # longer than rows that are written already need to get here
+LOOK_FOR_LOST_EVERY_S = 2.0
 
 DEADLINE_EXCEEDED = Failure(
     "deadline_exceeded",
@@ -65,13 +66,23 @@ SLOT_LOST = Failure(
     503,
     retry_after_s=1,
 )
+REQUEST_LOST = Failure(
+    "request_lost",
+    "The queue was restarted without its data or emptied, and the request went with it; try again.",
+    503,
+    retry_after_s=1,
+)
 READER_TOO_SLOW = Failure(
     "reader_too_slow", "The answer was not read as fast as it was written; read faster.", 503
 )
 
 
 class Stream:
-    """The rows of one request, in order and each once; ``placement.version`` follows who computes them."""
+    """The rows of one request, in order and each once.
+
+    ``placement.version`` follows who computes them, also when a change of route moved the request; generation and arm
+    stay as it was queued.
+    """
 
     def __init__(self, request: GenerateRequest) -> None:
         self.request_id = request.id
@@ -86,6 +97,13 @@ class Stream:
         self._served_by = ""
         self._is_over = False
         self._is_read = False
+        self._heard_at = time.monotonic()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it is queued or running, as far as we know, and has not been heard of for a while."""
+        is_open = bool(self._placement.entry_id) and not self._is_over
+        return is_open and time.monotonic() - self._heard_at > SILENT_S
 
     @property
     def placement(self) -> Placement:
@@ -96,6 +114,7 @@ class Stream:
         """The request is queued; the route may allow it less time than it asked for."""
         self._placement = placement
         self._deadline_at = time.monotonic() + placement.deadline_s + DEADLINE_MARGIN_S
+        self._heard_at = time.monotonic()
 
     def __aiter__(self) -> Self:
         return self
@@ -119,7 +138,7 @@ class Stream:
         """Accept a row, drop it, or end the stream: never out of order, never twice, never from two numerics."""
         if self._is_over or row.attempt < self._attempt:
             return
-        self._attempt = row.attempt
+        self._attempt = row.attempt  # row -1 of an attempt says this and no more
         if row.failure is not None:
             # It ends the request wherever its attempt stands: a rerun may fail before it has caught up.
             self.is_over_at_slot = True
@@ -136,6 +155,10 @@ class Stream:
             if len(self._rows) >= MAX_BUFFERED_ROWS:
                 self._fail(READER_TOO_SLOW)
 
+    def lose(self) -> None:
+        """Nobody has the request any more."""
+        self._fail(REQUEST_LOST)
+
     def _fail(self, failure: Failure) -> None:
         if not self._is_over:
             seq = self._next_seq
@@ -144,6 +167,7 @@ class Stream:
     def _append(self, row: TokenRow) -> None:
         self._rows.append(row)
         self._next_seq += 1
+        self._heard_at = time.monotonic()
         self._is_over = row.is_last
         self._has_rows.set()
 
@@ -161,6 +185,7 @@ class Client:
         self._streams: dict[str, Stream] = {}
         self._records: deque[RequestRecord] = deque()
         self._last_frame = "0"
+        self._gone: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._cancels: set[asyncio.Task[None]] = set()
 
@@ -175,6 +200,7 @@ class Client:
             ("frames", self._read_frames, 0.0),
             ("lease", self._renew, RENEW_EVERY_S),
             ("log", self._flush_records, FLUSH_EVERY_S),
+            ("lost", self._end_lost, LOOK_FOR_LOST_EVERY_S),
         ):
             task = asyncio.create_task(self._repeat(name, once, pause_s), name=name)
             self._tasks.add(task)
@@ -222,7 +248,7 @@ class Client:
         finally:
             del self._streams[request.id]
             if not stream.is_over_at_slot:
-                await self._cancel(request, stream.placement)
+                await self._cancel(request.id)
 
     def record(self, record: RequestRecord) -> None:
         """Log one request in the background; when ``MAX_BUFFERED_RECORDS`` wait already, drop and count it."""
@@ -231,23 +257,19 @@ class Client:
         else:
             self._records.append(record)
 
-    async def _cancel(self, request: GenerateRequest, placement: Placement) -> None:
+    async def _cancel(self, request_id: str) -> None:
         """Cancel to the end even while our own task is cancelled."""
-        task = asyncio.create_task(self._send_cancel(request, placement))
+        task = asyncio.create_task(self._send_cancel(request_id))
         self._cancels.add(task)
         task.add_done_callback(self._cancels.discard)
         await asyncio.shield(task)
 
-    async def _send_cancel(self, request: GenerateRequest, placement: Placement) -> None:
+    async def _send_cancel(self, request_id: str) -> None:
         try:
             async with asyncio.timeout(CANCEL_TIMEOUT_S):
-                if not placement.entry_id:  # it may be queued, and we do not know where
-                    await self._queue.delete_body(request.id)
-                else:
-                    lane = Lane(request.endpoint, placement.version)
-                    await self._queue.cancel(lane, placement.entry_id, request.id)
+                await self._queue.cancel(request_id)
         except (QueueUnavailable, TimeoutError) as error:  # its deadline ends it
-            logger.warning("request not cancelled request=%s error=%s", request.id, error)
+            logger.warning("request not cancelled request=%s error=%s", request_id, error)
 
     # --------------------------------------------------------------------------------------------- background
 
@@ -279,6 +301,20 @@ class Client:
     async def _renew(self) -> None:
         await self._queue.renew_gateway(self.gateway_id)
         self._is_connected = True
+
+    async def _end_lost(self) -> None:
+        """End streams that would wait for their deadline in vain: silent, and without a body at two looks in a row.
+
+        A body goes when its request has ended, and by then the last row is readable. So this happens only when Redis
+        has lost body, entry or rows.
+        """
+        silent = [request_id for request_id, each in self._streams.items() if each.is_silent]
+        gone = await self._queue.find_bodiless(silent)
+        for request_id in gone & self._gone:
+            if stream := self._streams.get(request_id):
+                logger.warning("request lost request=%s", request_id)
+                stream.lose()
+        self._gone = gone
 
     async def _flush_records(self) -> None:
         """Write the buffered records; after an outage some may be written twice, under the same id."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Self
 
@@ -136,7 +136,7 @@ class GenerateRequest:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """The body kept under ``req:{id}`` while the request lives."""
+        """The body kept in ``req:{id}`` while the request lives."""
         return _dumps(asdict(self))
 
     @classmethod
@@ -158,7 +158,8 @@ class QueueEntry:
     """What stands in a version's queue: small, the body lies under ``req:{id}``.
 
     Times are milliseconds of the Redis server's clock, which all processes share. An empty ``gateway`` means that
-    nobody waits for the rows (a shadow copy, a golden replay).
+    nobody waits for the rows (a shadow copy, a golden replay). ``attempt`` is how often the request was delivered in
+    queues it has been moved from; generation and arm stay as they were when it came.
     """
 
     id: str
@@ -167,6 +168,7 @@ class QueueEntry:
     deadline_ms: int
     generation: int
     arm: str
+    attempt: int = 0
 
     def to_fields(self) -> dict[str, str]:
         """Stream fields of the entry."""
@@ -182,7 +184,15 @@ class QueueEntry:
             deadline_ms=int(fields["deadline_ms"]),
             generation=int(fields["generation"]),
             arm=fields["arm"],
+            attempt=int(fields.get("attempt", 0)),
         )
+
+    def count_attempts(self, deliveries: int) -> int:
+        """How often it was delivered in all, after so many times in its present queue.
+
+        Of a suspect from another queue the first delivery does not count: it is its way to those who take few.
+        """
+        return self.attempt + deliveries - 1 if self.attempt else deliveries
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +227,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """One output token of one request; ``text`` is empty while a character is incomplete."""
+    """One output token of one request; ``text`` is empty while a character is incomplete.
+
+    Row -1 is no token: it announces an attempt under the fingerprint that will compute it, before there is a token.
+    """
 
     request_id: str
     attempt: int
@@ -315,12 +328,21 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A version that some slot should hold, with all that a slot needs to load it."""
+    """A version that some slot should hold, with all that a slot needs to load it.
+
+    ``role`` is ``live``, ``previous``, ``candidate`` or ``retired``. It says how much memory the version is given and
+    who yields when slots are short; it decides no answer, so a change of role alone never loads anything again.
+    """
 
     endpoint: str
     version: str
     artifact: str
     engine_options: Mapping[str, Any] = field(default_factory=dict)
+    role: str = "live"
+
+    def is_same_load(self, other: Resident) -> bool:
+        """Whether a slot that loaded ``other`` holds this one too."""
+        return replace(self, role=other.role) == other
 
 
 @dataclass(frozen=True, slots=True)

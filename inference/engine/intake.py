@@ -1,4 +1,4 @@
-"""What comes in to an engine loop: entries of its lane, entries of slots that died, cancels, gateways that vanish.
+"""What comes in to an engine loop: entries of its lane and of slots that died, notices, gateways that vanish.
 
 Two threads that wait on sockets: one pulls and encodes, one watches. Both outlive any outage of Redis.
 """
@@ -11,18 +11,20 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from inference.engine.loop import MAX_ATTEMPTS, Engine, EngineLoop, Ticket
+from inference.engine.loop import Engine, EngineLoop
 from inference.engine.request import RequestRefused
+from inference.engine.ticket import MAX_ATTEMPTS, Ticket
 from inference.protocol import Failure, GenerateRequest
-from inference.queue import Delivery, Lane, OutageLog, Queue, QueueUnavailable
+from inference.queue import Delivery, Lane, Notice, OutageLog, Queue, QueueUnavailable
 from inference.replicas import Member
 
 logger = logging.getLogger(__name__)
 
 PULL_COUNT = 32
 PULL_BLOCK_MS = 500
-WATCH_BLOCK_MS = 500
+WATCH_BLOCK_MS = 250
 CLAIM_EVERY_S = 0.5
+RESCUE_EVERY_S = 0.25  # with WATCH_BLOCK_MS: at least every half second
 GATEWAYS_EVERY_S = 1.0
 GATEWAY_GRACE_S = 3.0  # after an outage of Redis, gateways need a moment to renew
 RETRY_S = 0.2
@@ -35,6 +37,12 @@ CRASHED_ENGINE = Failure(
 GATEWAY_LOST = Failure(
     "gateway_lost",
     "The gateway that asked was silent for too long, so its request was given up; try again.",
+    503,
+    retry_after_s=1,
+)
+VERSION_ROLLED_BACK = Failure(
+    "version_rolled_back",
+    "The version that was answering was taken back before the answer was complete; try again.",
     503,
     retry_after_s=1,
 )
@@ -57,7 +65,9 @@ class Intake:
         self._threads: list[threading.Thread] = []
         self._reply_lost = False
         self._claim_at = 0.0
-        self._last_cancel = "0"
+        self._last_notice = "0"
+        self._lost_route: Notice | None = None
+        self._rescue_at = 0.0
         self._check_gateways_at = 0.0
         self._absent_since: dict[str, float] = {}
 
@@ -103,6 +113,10 @@ class Intake:
             self._accept(self._queue.pull(self._lane, consumer, count, PULL_BLOCK_MS), consumer)
 
     def _accept(self, deliveries: Sequence[Delivery], consumer: str) -> None:
+        if suspects := [each for each in deliveries if each.is_suspect_to_set_aside]:
+            self._queue.set_aside(self._lane, consumer, suspects)
+            self._claim_at = 0.0
+        deliveries = [each for each in deliveries if not each.is_suspect_to_set_aside]
         if not deliveries:
             return
         tickets = self._loop.take(deliveries, consumer)
@@ -138,18 +152,47 @@ class Intake:
         else:
             self._loop.hand_over(ticket, prompt_token_ids, request.sampling)
 
-    # ---------------------------------------------------------------------------------- cancels and gateways
+    # --------------------------------------------------------------------- notices, rescues and gateways
 
     def _watch(self) -> None:
-        self._last_cancel, request_ids = self._queue.read_cancels(
-            self._lane, self._last_cancel, WATCH_BLOCK_MS
+        self._last_notice, notices = self._queue.read_notices(
+            self._lane, self._last_notice, WATCH_BLOCK_MS
         )
-        for request_id in request_ids:
-            logger.debug("request cancelled request=%s", request_id)
-            self._loop.abort(request_id)
+        for notice in notices:
+            self._heed(notice)
+        self._withdraw()
+        if time.monotonic() >= self._rescue_at:
+            self._rescue_at = time.monotonic() + RESCUE_EVERY_S
+            self._rescue()
         if time.monotonic() >= self._check_gateways_at:
             self._check_gateways_at = time.monotonic() + GATEWAYS_EVERY_S
             self._check_gateways()
+
+    def _heed(self, notice: Notice) -> None:
+        if notice.cancelled:
+            logger.debug("request cancelled request=%s", notice.cancelled)
+            self._loop.abort(notice.cancelled)
+        else:
+            self._lost_route = notice
+
+    def _withdraw(self) -> None:
+        """Again and again, because what was on its way here when the route changed is told of nowhere else.
+
+        What came to the lane later came by a route that names it again.
+        """
+        if (notice := self._lost_route) is None:
+            return
+        failure = VERSION_ROLLED_BACK if notice.in_flight == "cut" else None
+        for ticket in self._loop.tickets():
+            if ticket.delivery.placed_ms <= notice.at_ms and not ticket.is_over:
+                self._loop.withdraw(ticket, failure)
+
+    def _rescue(self) -> None:
+        num_moved = self._queue.rescue(self._lane, self._member.slot, self._engine.fingerprint)
+        if num_moved:
+            logger.warning(
+                "requests rescued from slots without a lease lane=%s num=%d", self._lane, num_moved
+            )
 
     def _check_gateways(self) -> None:
         tickets = self._loop.tickets()

@@ -12,26 +12,17 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from inference.engine.request import RequestRefused, StepOutput
-from inference.protocol import (
-    Failure,
-    Finished,
-    GenerateRequest,
-    SamplingParams,
-    StepFrame,
-    TokenRow,
-)
+from inference.engine.ticket import MAX_ATTEMPTS, SUSPECTS_AT_ONCE, Ticket, may_join
+from inference.protocol import Failure, GenerateRequest, SamplingParams, StepFrame, TokenRow
 from inference.queue import Delivery, Lane, OutageLog, Queue, QueueUnavailable
 from inference.replicas import Member
 
 logger = logging.getLogger(__name__)
 
-MAX_ATTEMPTS = 3  # a request that was running at this many crashes is not tried again
-SUSPECTS_AT_ONCE = 8
 IDLE_S = 0.5
 LAST_SEND_S = 3.0  # how long a slot that shuts down tries to write its last rows
 
@@ -77,36 +68,11 @@ class Engine(Protocol):
         """Compute one step."""
 
 
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """A delivered request in this slot, until its end is written to Redis."""
-
-    delivery: Delivery
-    arrived_at: float
-    deadline_at: float
-    prompt_token_ids: Sequence[int] = ()
-    sampling: SamplingParams | None = None
-    is_running: bool = False
-    is_over: bool = False
-    next_seq: int = 0
-    first_token_at: float = 0.0
-
-    @property
-    def id(self) -> str:
-        """The request's id."""
-        return self.delivery.entry.id
-
-    @property
-    def attempt(self) -> int:
-        """How often the request was delivered; above 1 it is a suspect of a crash."""
-        return self.delivery.attempt
-
-
 class EngineLoop:
     """Runs the requests of one lane on one engine: ``run`` in the engine thread, the rest from any thread.
 
     Invariant: every entry this consumer owns has a ticket, and a ticket goes only when Redis has taken its end, when it
-    was given back, or when the lease was lost and the entry with it.
+    was given back or returned, or when the lease was lost and the entry with it.
 
     Suspects of a crash: at most ``SUSPECTS_AT_ONCE`` are taken over at a time. One on its last attempt runs when all
     that came before it has ended, with nothing beside it and nothing waiting: so a poisonous request never takes the
@@ -127,10 +93,13 @@ class EngineLoop:
 
         self._arrived: deque[Ticket] = deque()
         self._aborts: deque[tuple[Ticket, Failure | None]] = deque()
+        self._withdrawn: deque[tuple[Ticket, Failure | None]] = deque()
+        self._calls: deque[Callable[[], object]] = deque()
         self._wake = threading.Event()
         self._waiting: list[Ticket] = []
         self._rows: dict[str, list[TokenRow]] = {}
         self._ended: list[Ticket] = []
+        self._returned: list[Ticket] = []
         self._give_up_at = math.inf
         self.progressed_at = time.monotonic()
 
@@ -158,9 +127,7 @@ class EngineLoop:
                 return None
             if consumer != self._member.consumer:
                 return []
-            tickets = [
-                self._open_ticket(each) for each in deliveries if each.entry.id not in self._tickets
-            ]
+            tickets = [self._open_ticket(each) for each in deliveries if self._is_new(each)]
             self._tickets |= {ticket.id: ticket for ticket in tickets}
             return tickets
 
@@ -187,6 +154,11 @@ class EngineLoop:
             self._aborts.append((ticket, failure))
             self._wake.set()
 
+    def withdraw(self, ticket: Ticket, failure: Failure | None) -> None:
+        """Return a request to the live version if no token of it was sent, else end it with ``failure``, if there is one."""
+        self._withdrawn.append((ticket, failure))
+        self._wake.set()
+
     def tickets(self) -> list[Ticket]:
         """All requests that are in this slot's hands."""
         with self._changed:
@@ -205,11 +177,21 @@ class EngineLoop:
             self._changed.notify_all()
         self._wake.set()
 
+    def call_soon(self, call: Callable[[], object]) -> None:
+        """Have the engine thread call it between two steps, where it may touch the engine."""
+        self._calls.append(call)
+        self._wake.set()
+
     def _count_room(self) -> int:
         tickets = self._tickets.values()
         if self._drain_until is not None or any(each.attempt >= MAX_ATTEMPTS for each in tickets):
             return 0
         return max(0, self._room - sum(not each.is_running for each in tickets))
+
+    def _is_new(self, delivery: Delivery) -> bool:
+        """A request that was returned may come back, as another entry, before we know that it has gone."""
+        known = self._tickets.get(delivery.entry.id)
+        return known is None or (known.is_over and known.delivery.entry_id != delivery.entry_id)
 
     def _open_ticket(self, delivery: Delivery) -> Ticket:
         entry = delivery.entry
@@ -227,6 +209,9 @@ class EngineLoop:
                 self._forget_all()
             self._end_aborted()
             self._end_expired()
+            self._end_withdrawn()
+            while self._calls:
+                self._calls.popleft()()
             self._admit()
             for output in self._engine.step() if self._engine.has_unfinished else ():
                 self._take_output(output)
@@ -243,6 +228,17 @@ class EngineLoop:
             ticket, failure = self._aborts.popleft()
             self._end(ticket, failure)
 
+    def _end_withdrawn(self) -> None:
+        """All rows of earlier steps are sent by now, so a request without a row is one that nobody has seen a token of."""
+        while self._withdrawn:
+            ticket, failure = self._withdrawn.popleft()
+            if ticket.next_seq == 0 and not ticket.is_over:
+                self._engine.abort(ticket.id)
+                ticket.is_over = True
+                self._returned.append(ticket)
+            elif failure is not None:
+                self._end(ticket, failure)
+
     def _end_expired(self) -> None:
         now = time.monotonic()
         for ticket in self.tickets():
@@ -257,7 +253,7 @@ class EngineLoop:
         self._waiting = [ticket for ticket in self._waiting if not ticket.is_over]
         running = [ticket for ticket in self.tickets() if ticket.is_running]
         for ticket in self._waiting:
-            if not _may_join(running, ticket):
+            if not may_join(running, ticket):
                 break
             self._start(ticket)
             running.append(ticket)
@@ -282,23 +278,8 @@ class EngineLoop:
         if output.failure is not None:
             self._end(ticket, output.failure)
             return
-        now = time.monotonic()
-        if output.index == 0:
-            ticket.first_token_at = now
-        ticket.next_seq = output.index + 1
-        finish = None
+        self._add_row(ticket, ticket.advance(output, time.monotonic()))
         if output.finish_reason is not None:
-            finish = Finished(
-                output.finish_reason,
-                output.num_prompt_tokens,
-                output.num_output_tokens,
-                queue_s=max(0.0, output.started_at - ticket.arrived_at),
-                first_token_s=max(0.0, ticket.first_token_at - ticket.arrived_at),
-                total_s=max(0.0, now - ticket.arrived_at),
-            )
-        row = TokenRow(ticket.id, ticket.attempt, output.index, output.text, finish)
-        self._add_row(ticket, row)
-        if finish is not None:
             self._close(ticket)
 
     def _end(self, ticket: Ticket, failure: Failure | None) -> None:
@@ -307,8 +288,7 @@ class EngineLoop:
             return
         self._engine.abort(ticket.id)
         if failure is not None:
-            row = TokenRow(ticket.id, ticket.attempt, ticket.next_seq, "", failure=failure)
-            self._add_row(ticket, row)
+            self._add_row(ticket, ticket.fail(failure))
         self._close(ticket)
 
     def _add_row(self, ticket: Ticket, row: TokenRow) -> None:
@@ -321,33 +301,43 @@ class EngineLoop:
 
     def _flush(self) -> None:
         """Write the rows and ends of this step, however long that takes."""
-        if not self._rows and not self._ended:
+        gone = [*self._ended, *self._returned]
+        if not self._rows and not gone:
             return
         who = (self._member.slot, self._lane.version, self._engine.fingerprint)
         frames = {gateway: StepFrame(*who, tuple(rows)) for gateway, rows in self._rows.items()}
-        ended = [ticket.delivery for ticket in self._ended]
         delay_s = 0.05
-        while not self._send(frames, ended) and time.monotonic() < self._give_up_at:
+        while not self._send(frames) and time.monotonic() < self._give_up_at:
             self.progressed_at = time.monotonic()  # waiting for Redis is not a hang
             time.sleep(delay_s)
             delay_s = min(1.0, 2 * delay_s)
-        self._forget(self._ended)
+        self._forget(gone)
 
-    def _send(self, frames: dict[str, StepFrame], ended: list[Delivery]) -> bool:
+    def _send(self, frames: dict[str, StepFrame]) -> bool:
+        """Whether there is nothing left to send: Redis took it, or it is not ours to send any more."""
+        ended = [ticket.delivery for ticket in self._ended]
         dead = [delivery for delivery in ended if delivery.attempt > MAX_ATTEMPTS]
+        returned = [ticket.delivery for ticket in self._returned]
+        consumer = self._member.consumer
         try:
-            self._queue.send(self._lane, self._member.consumer, frames, ended=ended, dead=dead)
+            is_ours = self._queue.send(
+                self._lane, consumer, frames, ended=ended, dead=dead, returned=returned
+            )
         except QueueUnavailable as error:
             self._outages.warn("engine step", self._member.slot, error)
             return False
+        if not is_ours:
+            self.rejoin()
         return True
 
     def _forget(self, tickets: Sequence[Ticket]) -> None:
         with self._changed:
             for ticket in tickets:
-                self._tickets.pop(ticket.id, None)
+                if self._tickets.get(ticket.id) is ticket:
+                    del self._tickets[ticket.id]
             self._rows.clear()
             self._ended.clear()
+            self._returned.clear()
             self._room = self._engine.room()
             self._changed.notify_all()
 
@@ -385,8 +375,3 @@ class EngineLoop:
             self._queue.give_back(self._lane, self._member.consumer, left)
         except QueueUnavailable as error:
             logger.warning("requests could not be given back num=%d error=%s", len(left), error)
-
-
-def _may_join(running: Sequence[Ticket], ticket: Ticket) -> bool:
-    """On its last attempt a request runs alone; until the engine is empty for it, nothing else may start."""
-    return not running or max(each.attempt for each in (*running, ticket)) < MAX_ATTEMPTS

@@ -1,30 +1,91 @@
--- Give a slot one of the desired residents: the one it holds, else a free one. A resident is free when no slot with a
--- live lease holds it. A resident that is desired n times has n places.
+-- Give a slot one of the desired residents: the one it holds, else the most wanted free one. A resident is free when no
+-- slot with a live lease holds it; one that is desired n times has n places. One that could not be loaded is left alone
+-- until its next try is due. After this server lost its memory, a version that another slot reports to have is not free,
+-- though nobody holds it: that slot will ask for it by name.
 --
--- KEYS  desired, residents
+-- Where slots are short, the reply tells a slot that holds something what else it might do. A slot that cannot load what
+-- it holds has an alternative when something else that may well load is free: any live or previous version, or one as
+-- wanted as its own. A slot with a candidate or a retired version is needed elsewhere when a live or previous one has
+-- no slot at all; only the least wanted of these slots is told, so that one yields for one.
+--
+-- KEYS  desired, residents, failures, slots
 -- ARGV  consumer, "{endpoint}:{version}" to hold on to, or "" for any
--- reply {the desired list as published, index from 0 or -1 if there is none for this slot}, or false if none was published
+-- reply {the desired list as published, index from 0 or -1 if there is none for this slot,
+--        1 if it has an alternative, 1 if it is needed elsewhere}, or false if none was published
+local RANKS = {live = 0, previous = 1, candidate = 2, retired = 3}
+local PREVIOUS, CANDIDATE = 1, 2
+local FRESH_MS = 2500
 local text = redis.call('GET', KEYS[1])
 if not text then return false end
 local consumer, wish = ARGV[1], ARGV[2]
-local copies, places, free = {}, {}, nil
-local held = -1
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local function read_failure(resident, name)
+  local failure = redis.call('HGET', KEYS[3], name)
+  failure = failure and cjson.decode(failure)
+  return failure and failure.artifact == resident.artifact and failure
+end
+
+-- By name: how many slots reported a moment ago that they have it, and are not about to leave it.
+local function count_claims()
+  local claims = {}
+  for _, text in ipairs(redis.call('HVALS', KEYS[4])) do
+    local at, report = string.match(text, '^(%d+) (.*)$')
+    report = at and now - at <= FRESH_MS and cjson.decode(report)
+    if report and report.version and report.version ~= '' and report.state ~= 'draining' then
+      local name = report.endpoint .. ':' .. report.version
+      claims[name] = (claims[name] or 0) + 1
+    end
+  end
+  return claims
+end
+
+local copies, desired, free, claims = {}, {}, {}, count_claims()
+local held, least_wanted = nil, nil
 for index, resident in ipairs(cjson.decode(text)) do
   local name = resident.endpoint .. ':' .. resident.version
   copies[name] = (copies[name] or 0) + 1
-  local place = name .. ':' .. copies[name]
-  places[place] = true
-  if wish == '' or wish == name then
-    local holder = redis.call('HGET', KEYS[2], place)
-    if holder == consumer then held = index - 1
-    elseif not free and (not holder or redis.call('EXISTS', 'slot:' .. holder) == 0) then free = {place, index - 1} end
+  local place = {
+    key = name .. ':' .. copies[name], name = name, index = index - 1, rank = RANKS[resident.role] or 0,
+    failure = read_failure(resident, name)
+  }
+  desired[place.key], desired[name] = true, desired[name] or {}
+  local holder = redis.call('HGET', KEYS[2], place.key)
+  if holder == consumer and (wish == '' or wish == name) then held = place end
+  if holder and redis.call('EXISTS', 'slot:' .. holder) == 1 then
+    desired[name].is_held = true
+    claims[name] = (claims[name] or 0) - 1
+    if place.rank >= CANDIDATE then least_wanted = place end
+  elseif holder ~= consumer then
+    free[#free + 1] = place
   end
 end
-for _, place in ipairs(redis.call('HKEYS', KEYS[2])) do
-  if not places[place] then redis.call('HDEL', KEYS[2], place) end
+for _, key in ipairs(redis.call('HKEYS', KEYS[2])) do
+  if not desired[key] then redis.call('HDEL', KEYS[2], key) end
 end
-if held < 0 and free then
-  redis.call('HSET', KEYS[2], free[1], consumer)
-  held = free[2]
+for _, name in ipairs(redis.call('HKEYS', KEYS[3])) do
+  if not desired[name] then redis.call('HDEL', KEYS[3], name) end
 end
-return {text, held}
+
+if not held then
+  for _, place in ipairs(free) do
+    local is_claimed = (claims[place.name] or 0) > 0
+    local is_due = not place.failure or place.failure.retry_at_ms <= now
+    if wish == '' and is_claimed then
+      claims[place.name] = claims[place.name] - 1
+    elseif wish == place.name or wish == '' and is_due then
+      redis.call('HSET', KEYS[2], place.key, consumer)
+      return {text, place.index, 0, 0}
+    end
+  end
+  return {text, -1, 0, 0}
+end
+local has_alternative, is_needed = 0, 0
+for _, place in ipairs(free) do
+  if not place.failure then
+    if place.rank <= math.max(held.rank, PREVIOUS) then has_alternative = 1 end
+    if place.rank <= PREVIOUS and not desired[place.name].is_held and held == least_wanted then is_needed = 1 end
+  end
+end
+return {text, held.index, has_alternative, is_needed}

@@ -1,12 +1,51 @@
--- Make a route the state of its endpoint, whole, unless a later generation of the same incarnation stands there.
--- This is the one place where a route changes, and so where queued entries move with it.
+-- Make a route the state of its endpoint, whole, unless a later one stands there: a later generation of the same
+-- incarnation, or an incarnation that this one gave way to. This is the one place where a route changes, and so where
+-- entries that no slot has yet move with it: from every lane that is not routed to the live one.
 --
--- KEYS  route:{endpoint}, endpoints
--- ARGV  endpoint, incarnation, generation, then field and value of the whole route
--- reply 1 if it is the state now, 0 if it is older
+-- KEYS  route:{endpoint}, endpoints, lanes:{endpoint}
+-- ARGV  endpoint, incarnation, generation, policy for what runs on lanes that are not routed, seconds an incarnation that
+--       ended is remembered, then field and value of the whole route
+-- reply {1 if it is the state now, entries moved, entries that run on lanes that are not routed}
+local endpoint, policy = ARGV[1], ARGV[4]
 local incarnation, generation = unpack(redis.call('HMGET', KEYS[1], 'incarnation', 'generation'))
-if incarnation == ARGV[2] and tonumber(generation) > tonumber(ARGV[3]) then return 0 end
+local is_known = incarnation == ARGV[2]
+if is_known and tonumber(generation) > tonumber(ARGV[3]) then return {0, 0, 0} end
+if incarnation and not is_known then
+  if redis.call('EXISTS', 'gone:' .. endpoint .. ':' .. ARGV[2]) == 1 then return {0, 0, 0} end
+  redis.call('SET', 'gone:' .. endpoint .. ':' .. incarnation, '1', 'EX', ARGV[5])
+end
+local is_repeat = is_known and tonumber(generation) == tonumber(ARGV[3])
 redis.call('DEL', KEYS[1])
-redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'generation', ARGV[3], unpack(ARGV, 4))
-redis.call('SADD', KEYS[2], ARGV[1])
-return 1
+redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'generation', ARGV[3], unpack(ARGV, 6))
+redis.call('SADD', KEYS[2], endpoint)
+local live = redis.call('HGET', KEYS[1], 'live')
+redis.call('SADD', KEYS[3], live)
+
+local function move_waiting(queue)
+  local first = '-'
+  for _, row in ipairs(redis.call('XINFO', 'GROUPS', queue)) do
+    if field_of(row, 'name') == 'slots' then first = '(' .. field_of(row, 'last-delivered-id') end
+  end
+  local num_moved = 0
+  for _, row in ipairs(redis.call('XRANGE', queue, first, '+')) do
+    local attempt = field_of(row[2], 'attempt') or 0
+    if move(queue, endpoint .. ':' .. live, row[1], row[2], attempt) then num_moved = num_moved + 1 end
+  end
+  return num_moved
+end
+
+local num_requeued, num_in_flight = 0, 0
+for _, version in ipairs(redis.call('SMEMBERS', KEYS[3])) do
+  local lane = endpoint .. ':' .. version
+  if not is_routed(KEYS[1], version) then
+    if redis.call('XLEN', 'q:' .. lane) > 0 then num_requeued = num_requeued + move_waiting('q:' .. lane) end
+    local num_running = redis.call('XLEN', 'q:' .. lane) -- what ends is deleted, what waited has moved
+    num_in_flight = num_in_flight + num_running
+    if num_running == 0 then
+      redis.call('SREM', KEYS[3], version)
+    elseif policy ~= 'finish' and not is_repeat then
+      redis.call('XADD', 'ctl:' .. lane, 'MAXLEN', '~', 1000, '*', 'in_flight', policy, 'generation', ARGV[3])
+    end
+  end
+end
+return {1, num_requeued, num_in_flight}

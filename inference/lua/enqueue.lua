@@ -1,37 +1,36 @@
 -- Place one request: read the route, choose a version, check its readiness and the cap, keep the body, queue the entry.
 -- All or nothing, and never between two halves of a route change.
 --
--- KEYS  route:{endpoint}, req:{id}, gateway:{gateway} (the names of queues follow from the route: one server, no cluster)
+-- KEYS  route:{endpoint}, req:{id}, gateway:{gateway}, lanes:{endpoint} (the names of queues follow from the route: one
+--       server, no cluster)
 -- ARGV  endpoint, id, gateway, body, sticky digest, deadline in ms, ms the body outlives it, gateway lease in ms
 -- reply {"ok", version, generation, arm, entry id, deadline in ms, 1 to store texts} | {"unknown"}
---       | {"no_slot", seconds to wait} | {"full", seconds to wait}
+--       | {"empty"} while nothing is published | {"no_slot", seconds to wait} | {"full", seconds to wait}
 local endpoint, id, gateway = ARGV[1], ARGV[2], ARGV[3]
 local live, candidate, canary_bp, salt, generation, queue_cap, longest_ms, store_texts = unpack(redis.call(
   'HMGET', KEYS[1], 'live', 'candidate', 'canary_bp', 'salt', 'generation', 'queue_cap', 'deadline_ms', 'store_texts'))
-if not live then return {'unknown'} end
+-- The desired residents are published after the routes: without them more routes are to come.
+if not live then return {redis.call('EXISTS', 'desired') == 1 and 'unknown' or 'empty'} end
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
-local function is_ready(version)
-  return redis.call('ZCOUNT', 'ready:' .. endpoint .. ':' .. version, '(' .. string.format('%.0f', now), '+inf') > 0
-end
-
 -- Salted with the rollout: the same users are not the guinea pigs of every rollout.
 local bucket = tonumber(string.sub(redis.sha1hex(salt .. ':' .. ARGV[5]), 1, 8), 16) % 10000
 local version, arm = live, 'live'
-if candidate ~= '' and bucket < tonumber(canary_bp) and is_ready(candidate) then
+if candidate ~= '' and bucket < tonumber(canary_bp) and is_ready(endpoint, candidate) then
   version, arm = candidate, 'candidate'
-elseif not is_ready(live) then
+elseif not is_ready(endpoint, live) then
   return {'no_slot', 5}
 end
 
 -- Entries are deleted when they end, so what is neither delivered nor ended is length minus pending.
-local queue = 'q:' .. endpoint .. ':' .. version
+local lane = endpoint .. ':' .. version
+local queue = 'q:' .. lane
 local pending = redis.pcall('XPENDING', queue, 'slots')
 local queued = redis.call('XLEN', queue) - (pending.err and 0 or pending[1])
 if queued >= tonumber(queue_cap) then
-  local ended = redis.call('XREVRANGE', 'ended:' .. endpoint .. ':' .. version, '+', '-', 'COUNT', 64)
+  local ended = redis.call('XREVRANGE', 'ended:' .. lane, '+', '-', 'COUNT', 64)
   local wait_s = 5
   if #ended > 0 then
     local oldest = tonumber(string.match(ended[#ended][1], '^%d+'))
@@ -41,8 +40,10 @@ if queued >= tonumber(queue_cap) then
 end
 
 local deadline_ms = math.min(tonumber(ARGV[6]), tonumber(longest_ms))
-redis.call('SET', KEYS[2], ARGV[4], 'PX', string.format('%.0f', deadline_ms + ARGV[7]))
 if gateway ~= '' then redis.call('SET', KEYS[3], '1', 'PX', ARGV[8]) end
 local entry_id = redis.call('XADD', queue, '*', 'id', id, 'gateway', gateway, 'arrival_ms', string.format('%.0f', now),
   'deadline_ms', string.format('%.0f', now + deadline_ms), 'generation', generation, 'arm', arm)
+redis.call('HSET', KEYS[2], 'body', ARGV[4], 'lane', lane, 'entry_id', entry_id)
+redis.call('PEXPIRE', KEYS[2], string.format('%.0f', deadline_ms + ARGV[7]))
+redis.call('SADD', KEYS[4], version)
 return {'ok', version, generation, arm, entry_id, string.format('%.0f', deadline_ms), store_texts}

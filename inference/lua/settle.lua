@@ -6,8 +6,7 @@
 -- reply how many were ended
 local num_ended = 0
 for i = 2, #ARGV, 2 do
-  local owner = redis.call('XPENDING', KEYS[1], 'slots', ARGV[i], ARGV[i], 1)[1]
-  if owner and owner[2] == ARGV[1] then
+  if owns(KEYS[1], ARGV[1], ARGV[i]) then
     redis.call('XACK', KEYS[1], 'slots', ARGV[i])
     redis.call('XDEL', KEYS[1], ARGV[i])
     redis.call('UNLINK', 'req:' .. ARGV[i + 1])

@@ -8,17 +8,31 @@ Needs one Redis 7 or Valkey server (no cluster), append-only file on, ``maxmemor
 """
 
 from inference.queue.blocking import Queue
-from inference.queue.lanes import Delivery, Lane, Lease, LogEntry, Placement
+from inference.queue.lanes import (
+    Adoption,
+    Applied,
+    Delivery,
+    Lane,
+    LaneCount,
+    Lease,
+    LogEntry,
+    Notice,
+    Placement,
+)
 from inference.queue.link import OutageLog, QueueUnavailable
 from inference.queue.nonblocking import AsyncQueue, NoReadySlot, QueueFull, UnknownEndpoint
 
 __all__ = [
+    "Adoption",
+    "Applied",
     "AsyncQueue",
     "Delivery",
     "Lane",
+    "LaneCount",
     "Lease",
     "LogEntry",
     "NoReadySlot",
+    "Notice",
     "OutageLog",
     "Placement",
     "Queue",

@@ -13,19 +13,34 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from inference.protocol import QueueEntry, RequestRecord, Resident, Route, StepFrame
-from inference.queue.lanes import Delivery, Lane, Lease, LogEntry
+from inference.queue.lanes import (
+    Adoption,
+    Applied,
+    Delivery,
+    Lane,
+    LaneCount,
+    Lease,
+    LogEntry,
+    Notice,
+)
 from inference.queue.link import CONNECTION, create_group, read_lua, translated
 
 logger = logging.getLogger(__name__)
 
 FENCE_S = 86_400  # longer than any process sleeps and wakes
+LATE_S = (
+    3  # how long an incarnation that ended is refused: less than a reconciler needs to set it right
+)
 FRAMES_KEPT = 5_000
 FRAMES_TTL_S = 120
 DEAD_KEPT = 1_000
 
 _GROUP = "slots"
 _LOG_GROUP = "intake"
-_SCRIPTS = ("adopt", "apply", "claim", "renew")
+_ASIDE = "aside"  # holds suspects until a slot claims them; it never has a lease
+_SCRIPTS = ("adopt", "apply", "claim", "give_back", "renew", "rescue")
+# Sent as text: inside a pipeline nobody could load them again.
+_PIPED = ("requeue", "send", "settle")
 
 
 class Queue:
@@ -35,9 +50,7 @@ class Queue:
         """Connects on first use. ``url`` is ``redis://[:password@]host:port/db`` (or ``rediss``, ``unix``)."""
         self._redis: Any = redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **CONNECTION)
         self._lua = {name: self._redis.register_script(read_lua(name)) for name in _SCRIPTS}
-        self._settle = read_lua(
-            "settle"
-        )  # sent as text: inside a pipeline nobody could load it again
+        self._piped = {name: read_lua(name) for name in _PIPED}
 
     def __enter__(self) -> Self:
         return self
@@ -56,8 +69,13 @@ class Queue:
 
     # ------------------------------------------------------------------------------------------ control plane
 
-    def apply_route(self, route: Route) -> bool:
-        """Make ``route`` the state of its endpoint. False: a later generation of the incarnation is there already."""
+    def apply_route(self, route: Route, *, in_flight: str = "finish") -> Applied:
+        """Make ``route`` the state of its endpoint, and move what waits on lanes it does not name to the live one.
+
+        ``in_flight`` says how requests end that slots have in their hands on such lanes: they ``finish`` where they
+        are; ``retry_if_no_token`` those go to the live version that have sent no token; ``cut`` ends the others with
+        an error as well. It is told once per generation. Everything else may be repeated, late, or out of order.
+        """
         fields = {
             "route": route.to_json(),
             "live": route.live,
@@ -69,9 +87,27 @@ class Queue:
             "store_texts": int(route.store_texts),
         }
         flat: list[Any] = [part for pair in fields.items() for part in pair]
-        args: list[Any] = [route.endpoint, route.incarnation, route.generation, *flat]
+        head = (route.endpoint, route.incarnation, route.generation, in_flight, LATE_S)
+        keys = [f"route:{route.endpoint}", "endpoints", f"lanes:{route.endpoint}"]
         with translated():
-            return bool(self._lua["apply"]([f"route:{route.endpoint}", "endpoints"], args))
+            is_current, num_requeued, num_in_flight = self._lua["apply"](keys, [*head, *flat])
+        return Applied(bool(is_current), num_requeued, num_in_flight)
+
+    def read_lanes(self, endpoint: str) -> list[LaneCount]:
+        """What waits and what runs on every lane of an endpoint that is routed or not empty, by version."""
+        with translated():
+            versions = sorted(self._redis.smembers(f"lanes:{endpoint}"))
+            pipe = self._redis.pipeline(transaction=True)
+            for version in versions:
+                queue = Lane(endpoint, version).key("q")
+                pipe.xlen(queue).xpending(queue, _GROUP)
+            replies = pipe.execute(raise_on_error=False)
+        counts = zip(replies[::2], replies[1::2], strict=True)
+        return [
+            LaneCount(version, length - held, held)
+            for version, (length, pending) in zip(versions, counts, strict=True)
+            for held in [_count_held(pending)]
+        ]
 
     def read_route(self, endpoint: str) -> Route | None:
         """The route as last applied, or None."""
@@ -89,6 +125,12 @@ class Queue:
         with translated():
             text = self._redis.get("desired")
         return None if text is None else _read_residents(text)
+
+    def put_keys(self, json_texts: Mapping[str, str]) -> None:
+        """Let gateways accept these API keys, and from now on refuse those that they do not find."""
+        keys = {f"key:{key_id}": text for key_id, text in json_texts.items()}
+        with translated():
+            self._redis.mset(keys | {"keys": "published"})
 
     def put_key(self, key_id: str, json_text: str) -> None:
         """Let gateways accept an API key."""
@@ -146,18 +188,31 @@ class Queue:
                 pipe.zrem(lane.key("ready"), lease.slot)
             pipe.hdel("slots", lease.slot).delete(f"slot:{lease.consumer}").execute()
 
-    def adopt(self, consumer: str, holding: Lane | None) -> tuple[bool, Resident | None]:
-        """The resident that ``consumer`` holds now: its own, else a free one (only of ``holding``, if given).
-
-        The first part is False while no desired residents are published; then nothing changes.
-        """
-        wish = f"{holding.endpoint}:{holding.version}" if holding else ""
+    def adopt(self, consumer: str, holding: Lane | None) -> Adoption:
+        """What ``consumer`` holds now: its own resident, else a free one (only of ``holding``, if given)."""
+        wish = _name(holding) if holding else ""
         with translated():
-            reply = self._lua["adopt"](["desired", "residents"], [consumer, wish])
+            keys = ["desired", "residents", "failures", "slots"]
+            reply = self._lua["adopt"](keys, [consumer, wish])
         if reply is None:
-            return False, None
-        text, index = reply
-        return True, None if index < 0 else _read_residents(text)[index]
+            return Adoption(is_published=False)
+        text, index, has_alternative, is_needed = reply
+        resident = None if index < 0 else _read_residents(text)[index]
+        return Adoption(resident, bool(has_alternative), bool(is_needed))
+
+    def read_failures(self) -> dict[str, str]:
+        """What was put for desired residents, by ``endpoint:version``."""
+        with translated():
+            failures: dict[str, str] = self._redis.hgetall("failures")
+        return failures
+
+    def put_failure(self, lane: Lane, json_text: str | None) -> None:
+        """Remember how the loading of a version failed, or that it did not; ``adopt.lua`` reads two of the fields."""
+        with translated():
+            if json_text is None:
+                self._redis.hdel("failures", _name(lane))
+            else:
+                self._redis.hset("failures", _name(lane), json_text)
 
     def read_reports(self) -> tuple[float, dict[str, tuple[float, str]]]:
         """The server's clock, and each slot's last report with its time; all in seconds."""
@@ -171,18 +226,19 @@ class Queue:
     # --------------------------------------------------------------------------------- slots: entries and rows
 
     def pull(self, lane: Lane, consumer: str, count: int, block_ms: int) -> list[Delivery]:
-        """Take up to ``count`` new entries, waiting up to ``block_ms`` for the first."""
+        """Take up to ``count`` new entries, waiting up to ``block_ms`` for the first; ``set_aside`` the suspects."""
         rows = self._read_group(_GROUP, consumer, lane.key("q"), ">", count, block_ms)
-        return [Delivery(entry_id, 1, QueueEntry.from_fields(row)) for entry_id, row in rows]
+        return [_deliver(entry_id, 1, fields) for entry_id, fields in rows]
 
     def claim(self, lane: Lane, consumer: str, count: int, last_attempt: int) -> list[Delivery]:
-        """Take over up to ``count`` entries of consumers without a lease; one on its last attempt comes alone."""
+        """Take over up to ``count`` entries of consumers without a lease; one on its last attempt comes alone.
+
+        A lane without a route leaves its entries to slots of the live version, while one of those is ready.
+        """
+        keys = [lane.key("q"), f"route:{lane.endpoint}"]
+        args: list[Any] = [consumer, count, last_attempt, FENCE_S, lane.endpoint, lane.version]
         with translated():
-            try:
-                rows = self._lua["claim"]([lane.key("q")], [consumer, count, last_attempt, FENCE_S])
-            except redis.ResponseError as error:
-                create_group(self._redis, lane.key("q"), _GROUP, error)
-                return []
+            rows = self._lua["claim"](keys, args)
         return [
             Delivery(entry_id, attempt, QueueEntry.from_fields(_pair_up(flat)))
             for entry_id, attempt, flat in rows
@@ -202,15 +258,17 @@ class Queue:
                 self._redis.xrange(queue, row["message_id"], row["message_id"]) for row in unheard
             ]
         return [
-            Delivery(row["message_id"], row["times_delivered"], QueueEntry.from_fields(entry[0][1]))
+            _deliver(row["message_id"], row["times_delivered"], entry[0][1])
             for row, entry in zip(unheard, found, strict=True)
             if entry
         ]
 
     def read_bodies(self, request_ids: Sequence[str]) -> list[str | None]:
         """The bodies in order; None where a request was cancelled, ended, or is long past its deadline."""
-        with translated():
-            bodies: list[str | None] = self._redis.mget([f"req:{each}" for each in request_ids])
+        with translated(), self._redis.pipeline(transaction=False) as pipe:
+            for each in request_ids:
+                pipe.hget(f"req:{each}", "body")
+            bodies: list[str | None] = pipe.execute()
         return bodies
 
     def send(
@@ -221,49 +279,72 @@ class Queue:
         *,
         ended: Sequence[Delivery] = (),
         dead: Sequence[Delivery] = (),
-    ) -> None:
-        """Send one frame per gateway, then end entries. May be repeated: gateways drop repeated rows."""
+        returned: Sequence[Delivery] = (),
+    ) -> bool:
+        """Send one frame per gateway, end entries, and hand ``returned`` ones to the live version, as if never delivered.
+
+        May be repeated: gateways drop repeated rows. False: no frame was sent, because other slots have taken over
+        what this consumer had.
+        """
         with translated(), self._redis.pipeline(transaction=False) as pipe:
-            for gateway, frame in frames.items():
-                pipe.xadd(f"out:{gateway}", {"frame": frame.to_json()}, maxlen=FRAMES_KEPT)
-                pipe.expire(f"out:{gateway}", FRAMES_TTL_S)
+            outs = [f"out:{gateway}" for gateway in frames]
+            texts = [frame.to_json() for frame in frames.values()]
+            self._pipe(
+                pipe, "send", [f"fenced:{consumer}", *outs], FRAMES_KEPT, FRAMES_TTL_S, *texts
+            )
             for delivery in dead:
                 letter = delivery.entry.to_fields() | asdict(lane) | {"attempt": delivery.attempt}
                 pipe.xadd("dead", letter, maxlen=DEAD_KEPT)
             if ended:
                 parts = [part for each in ended for part in (each.entry_id, each.entry.id)]
-                keys = (lane.key("q"), lane.key("ended"))
-                pipe.eval(self._settle, len(keys), *keys, consumer, *parts)
-            pipe.execute()
+                self._pipe(pipe, "settle", [lane.key("q"), lane.key("ended")], consumer, *parts)
+            if returned:
+                counts = [part for each in returned for part in (each.entry_id, each.attempt - 1)]
+                keys = [lane.key("q"), f"route:{lane.endpoint}"]
+                self._pipe(pipe, "requeue", keys, consumer, lane.endpoint, *counts)
+            return bool(pipe.execute()[0])
 
     def give_back(self, lane: Lane, consumer: str, deliveries: Sequence[Delivery]) -> None:
         """Leave entries, as if never delivered this time, for whoever claims them once the lease is released."""
-        with translated(), self._redis.pipeline(transaction=True) as pipe:
-            for each in deliveries:
-                count = each.attempt - 1
-                pipe.xclaim(
-                    lane.key("q"),
-                    _GROUP,
-                    consumer,
-                    0,
-                    [each.entry_id],
-                    retrycount=count,
-                    justid=True,
-                )
-            pipe.execute()
+        self._leave(lane, consumer, consumer, [(each, each.deliveries - 1) for each in deliveries])
 
-    def read_cancels(self, lane: Lane, last_id: str, block_ms: int) -> tuple[str, list[str]]:
-        """Request ids cancelled after ``last_id``, and the id to read on from."""
+    def set_aside(self, lane: Lane, consumer: str, suspects: Sequence[Delivery]) -> None:
+        """Leave suspects that were moved to the lane for ``claim``, which hands them out a few at a time."""
+        self._leave(lane, consumer, _ASIDE, [(each, each.deliveries) for each in suspects])
+
+    def rescue(self, lane: Lane, slot: str, fingerprint: str) -> int:
+        """Move requests to ``lane`` from slots that hang or are dead and whose version has no route; how many.
+
+        Does nothing unless ``lane`` is the live one. Streams that began under another fingerprint end at once.
+        """
+        keys = [f"route:{lane.endpoint}", f"lanes:{lane.endpoint}"]
+        limits = (FENCE_S, FRAMES_KEPT, FRAMES_TTL_S)
+        args: list[Any] = [lane.endpoint, lane.version, slot, fingerprint, *limits]
+        with translated():
+            return int(self._lua["rescue"](keys, args))
+
+    def read_notices(self, lane: Lane, last_id: str, block_ms: int) -> tuple[str, list[Notice]]:
+        """What slots of the lane were told after ``last_id``, and the id to read on from."""
         with translated():
             reply = self._redis.xread({lane.key("ctl"): last_id}, 200, block_ms)
         rows = reply[0][1] if reply else []
-        return (rows[-1][0] if rows else last_id), [fields["id"] for _, fields in rows]
+        return (rows[-1][0] if rows else last_id), [Notice.from_entry(*row) for row in rows]
 
     def find_absent(self, gateways: Sequence[str]) -> set[str]:
         """Those gateways whose lease has ended."""
         with translated():
             leases = self._redis.mget([f"gateway:{each}" for each in gateways]) if gateways else []
         return {each for each, lease in zip(gateways, leases, strict=True) if lease is None}
+
+    def _leave(
+        self, lane: Lane, consumer: str, heir: str, counted: Sequence[tuple[Delivery, int]]
+    ) -> None:
+        parts = [part for each, count in counted for part in (each.entry_id, count)]
+        with translated():
+            self._lua["give_back"]([lane.key("q")], [consumer, heir, *parts])
+
+    def _pipe(self, pipe: Any, name: str, keys: Sequence[str], *args: Any) -> None:
+        pipe.eval(self._piped[name], len(keys), *keys, *args)
 
     def _read_group(
         self, group: str, consumer: str, stream: str, start: str, count: int, block_ms: int | None
@@ -284,5 +365,22 @@ def _read_residents(text: str) -> list[Resident]:
     return [Resident(**fields) for fields in json.loads(text)]
 
 
+def _name(lane: Lane) -> str:
+    return f"{lane.endpoint}:{lane.version}"
+
+
 def _pair_up(flat: list[str]) -> dict[str, str]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _deliver(entry_id: str, deliveries: int, fields: Mapping[str, str]) -> Delivery:
+    entry = QueueEntry.from_fields(fields)
+    return Delivery(entry_id, entry.count_attempts(deliveries), entry)
+
+
+def _count_held(pending: Any) -> int:
+    """How many entries slots have in their hands; none where no slot ever asked for any."""
+    if isinstance(pending, redis.ResponseError):
+        return 0
+    aside = [each["pending"] for each in pending["consumers"] if each["name"] == _ASIDE]
+    return int(pending["pending"] - sum(aside))

@@ -41,8 +41,9 @@ class OutageLog:
 
 
 def read_lua(name: str) -> str:
-    """The text of one script."""
-    return (_LUA / f"{name}.lua").read_text(encoding="utf-8")
+    """The text of one script, behind what scripts share."""
+    texts = [(_LUA / f"{each}.lua").read_text(encoding="utf-8") for each in ("lanes", name)]
+    return "\n".join(texts)
 
 
 @contextmanager

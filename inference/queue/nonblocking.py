@@ -14,7 +14,7 @@ from redis.backoff import NoBackoff
 
 from inference.protocol import GenerateRequest, StepFrame
 from inference.queue.lanes import Lane, Placement
-from inference.queue.link import CONNECTION, read_lua, translated
+from inference.queue.link import CONNECTION, QueueUnavailable, read_lua, translated
 
 CALL_TIMEOUT_S = 5.0
 GATEWAY_LEASE_MS = 5_000
@@ -63,12 +63,13 @@ class AsyncQueue:
             UnknownEndpoint: no such endpoint.
             NoReadySlot: nothing serves it at the moment.
             QueueFull: too many wait already.
-            QueueUnavailable: Redis did not answer; the request may or may not be queued.
+            QueueUnavailable: Redis did not answer, and the request may or may not be queued; or Redis was emptied, and
+                will be filled again in seconds.
         """
         endpoint = request.endpoint
         digest = hashlib.sha256(sticky_key.encode("utf-8", "surrogatepass")).hexdigest()
         limits = (int(request.deadline_s * 1000), BODY_MARGIN_MS, GATEWAY_LEASE_MS)
-        keys = [f"route:{endpoint}", f"req:{request.id}", f"gateway:{gateway}"]
+        keys = [f"route:{endpoint}", f"req:{request.id}", f"gateway:{gateway}", f"lanes:{endpoint}"]
         async with _answered():
             reply = await self._enqueue(
                 keys, [endpoint, request.id, gateway, request.to_json(), digest, *limits]
@@ -78,22 +79,29 @@ class AsyncQueue:
                 deadline_s = int(deadline_ms) / 1000
                 store = store_texts == "1"
                 return Placement(version, int(generation), arm, entry_id, deadline_s, store)
+            case ["empty"]:
+                raise QueueUnavailable("No routes are published.")
             case ["no_slot", wait_s]:
                 raise NoReadySlot(f"No engine slot is ready to serve {endpoint!r}.", wait_s)
             case ["full", wait_s]:
                 raise QueueFull(f"The queue of {endpoint!r} is full.", wait_s)
         raise UnknownEndpoint(f"There is no endpoint {endpoint!r}.")
 
-    async def cancel(self, lane: Lane, entry_id: str, request_id: str) -> bool:
-        """Nobody waits for the request any more. True: it had not started and never will."""
-        keys = [lane.key("q"), lane.key("ctl"), f"req:{request_id}"]
+    async def cancel(self, request_id: str) -> bool:
+        """Nobody waits for the request any more, wherever it is now. True: it had not started and never will."""
         async with _answered():
-            return bool(await self._cancel(keys, [entry_id, request_id]))
+            return bool(await self._cancel([f"req:{request_id}"], [request_id]))
 
-    async def delete_body(self, request_id: str) -> None:
-        """Keep a request from starting whose place in the queue is not known."""
+    async def find_bodiless(self, request_ids: Sequence[str]) -> set[str]:
+        """Those requests that are neither queued nor running: ended, cancelled, or lost with Redis' data."""
+        if not request_ids:
+            return set()
+        pipe = self._redis.pipeline(transaction=False)
+        for request_id in request_ids:
+            pipe.exists(f"req:{request_id}")
         async with _answered():
-            await self._redis.unlink(f"req:{request_id}")
+            found = await pipe.execute()
+        return {each for each, exists in zip(request_ids, found, strict=True) if not exists}
 
     async def read_frames(
         self, gateway: str, last_id: str, block_ms: int
@@ -139,9 +147,16 @@ class AsyncQueue:
         return [name for name, count in zip(names, counts, strict=True) if count]
 
     async def read_key(self, key_id: str) -> str | None:
-        """What ``put_key`` stored, or None."""
+        """What was published for the key, or None.
+
+        Raises:
+            QueueUnavailable: no keys are published: Redis was emptied, and will be filled again in seconds.
+        """
         async with _answered():
-            text: str | None = await self._redis.get(f"key:{key_id}")
+            text: str | None
+            text, is_filled = await self._redis.mget(f"key:{key_id}", "keys")
+        if text is None and is_filled is None:
+            raise QueueUnavailable("No keys are published.")
         return text
 
     async def append_log(self, records: Sequence[bytes]) -> None:

@@ -1,8 +1,9 @@
 """An engine without a model: token ``i`` of every request is the text ``t{i} ``, at once or after a pause.
 
-It obeys the same protocol as the real one and fails on demand, by words in the prompt:
+With a *voice* the text names the voice and the prompt as well, so that an answer says which version gave it, and to
+which question. It obeys the same protocol as the real one and fails on demand, by words in the prompt:
 ``poison`` raises in a step, ``die`` ends the process there, ``hang`` never returns, ``refuse`` is refused when it is
-encoded, ``too long`` when it is added, ``nan`` fails alone after two tokens.
+encoded, ``too long`` when it is added, ``nan`` fails alone after two tokens, ``slow`` has no token before ``SLOW_STEPS``.
 """
 
 from __future__ import annotations
@@ -13,18 +14,26 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from zlib import crc32
 
 from inference.config import EngineConfig
+from inference.engine.memory import Usage
 from inference.engine.request import RequestRefused, StepOutput
 from inference.protocol import Failure, FinishReason, GenerateRequest, SamplingParams
 
 DEFAULT_TOKENS = 8
-WORDS = ("poison", "die", "hang", "too long", "nan")
+SLOW_STEPS = 100
+WORDS = ("poison", "die", "hang", "too long", "nan", "slow")
 
 
-def golden_text(num_tokens: int) -> str:
-    """The whole answer to any request of that many tokens."""
-    return "".join(f"t{i} " for i in range(num_tokens))
+def golden_text(num_tokens: int, *, voice: str = "", prompt: str = "") -> str:
+    """The whole answer of that many tokens; without a voice it is the same to every prompt."""
+    mark = crc32(prompt.encode())
+    return "".join(_piece(voice, mark, i) for i in range(num_tokens))
+
+
+def _piece(voice: str, mark: int, index: int) -> str:
+    return f"{voice}.{mark:08x}.{index} " if voice else f"t{index} "
 
 
 @dataclass(slots=True)
@@ -35,7 +44,9 @@ class Running:
     words: set[str]
     num_prompt_tokens: int
     num_tokens: int
+    mark: int = 0
     num_done: int = 0
+    num_steps: int = 0
     started_at: float = field(default_factory=time.monotonic)
 
 
@@ -43,12 +54,19 @@ class InstantEngine:
     """Gives every running request one token per step."""
 
     def __init__(
-        self, *, step_s: float = 0.0, max_requests: int = 16, fingerprint: str = "instant"
+        self,
+        *,
+        step_s: float = 0.0,
+        max_requests: int = 16,
+        fingerprint: str = "instant",
+        voice: str = "",
     ) -> None:
         self.fingerprint = fingerprint
+        self._voice = voice
         self.batches: list[list[str]] = []
         self._step_s = step_s
         self._max_requests = max_requests
+        self.num_blocks = 1
         self._running: dict[str, Running] = {}
         self._owner: int | None = None
 
@@ -57,17 +75,28 @@ class InstantEngine:
         """Whether any request runs."""
         return bool(self._running)
 
+    def usage(self) -> Usage:
+        """As if each request held one block."""
+        return Usage(self.num_blocks, len(self._running), self._max_requests, 1)
+
+    def resize_kv(self, *, is_standby: bool) -> bool:
+        """Pretend to."""
+        self._check_thread()
+        self.num_blocks = 1 if is_standby else self._max_requests
+        return True
+
     def room(self) -> int:
         """What is free of ``max_requests``."""
         return self._max_requests - len(self._running)
 
     def encode(self, request: GenerateRequest) -> tuple[int, ...]:
-        """One token per word, with the words that mean a fault as negative ones."""
+        """One token per word, with the words that mean a fault as negative ones; a voice needs the prompt's mark."""
         text = request.prompt or " ".join(each.content for each in request.messages or ())
         if "refuse" in text:
             raise RequestRefused(Failure("invalid_prompt", "The prompt is refused.", 400, "prompt"))
         faults = [-1 - i for i, word in enumerate(WORDS) if word in text]
-        return (*faults, *range(len(text.split())))
+        mark = [crc32(text.encode())] if self._voice else []
+        return (*mark, *faults, *range(len(text.split())))
 
     def add_request(
         self, request_id: str, prompt_token_ids: Sequence[int], sampling: SamplingParams
@@ -81,7 +110,10 @@ class InstantEngine:
             failure = Failure("context_length_exceeded", "The prompt is too long.", 400, "prompt")
             raise RequestRefused(failure)
         num_tokens = sampling.max_tokens or DEFAULT_TOKENS
-        self._running[request_id] = Running(request_id, words, len(prompt_token_ids), num_tokens)
+        mark = prompt_token_ids[0] if self._voice else 0
+        self._running[request_id] = Running(
+            request_id, words, len(prompt_token_ids), num_tokens, mark
+        )
 
     def abort(self, request_id: str) -> bool:
         """Forget it."""
@@ -93,7 +125,7 @@ class InstantEngine:
         self._check_thread()
         self.batches.append(list(self._running))
         time.sleep(self._step_s)
-        return [self._advance(each) for each in list(self._running.values())]
+        return [self._advance(each) for each in list(self._running.values()) if _is_due(each)]
 
     def _advance(self, request: Running) -> StepOutput:
         if "die" in request.words:
@@ -114,7 +146,7 @@ class InstantEngine:
             request_id=request.id,
             index=index,
             token_id=index,
-            text=f"t{index} ",
+            text=_piece(self._voice, request.mark, index),
             finish_reason=FinishReason.LENGTH if is_last and not failure else None,
             failure=failure,
             num_prompt_tokens=request.num_prompt_tokens,
@@ -129,12 +161,23 @@ class InstantEngine:
             raise RuntimeError("The engine was touched by a second thread.")
 
 
+def _is_due(request: Running) -> bool:
+    """Whether this step gives it a token."""
+    request.num_steps += 1
+    return "slow" not in request.words or request.num_steps > SLOW_STEPS
+
+
 def load(config: EngineConfig) -> InstantEngine:
-    """For ``TATKAL_ENGINE``; the artifact ``missing`` cannot be loaded, ``TATKAL_TEST_STEP_S`` is the pause."""
+    """For ``TATKAL_ENGINE``; the artifact ``missing`` cannot be loaded, ``TATKAL_TEST_STEP_S`` is the pause.
+
+    With ``TATKAL_TEST_VOICES`` each artifact has a voice of its own, which is its fingerprint too.
+    """
     if config.artifact == Path("missing"):
         raise FileNotFoundError("artifact 'missing' is not there")
+    voice = config.artifact.name if os.environ.get("TATKAL_TEST_VOICES") else ""
     return InstantEngine(
         step_s=float(os.environ.get("TATKAL_TEST_STEP_S", "0")),
         max_requests=config.max_num_seqs,
-        fingerprint=os.environ.get("TATKAL_TEST_FINGERPRINT", "instant"),
+        fingerprint=voice or os.environ.get("TATKAL_TEST_FINGERPRINT", "instant"),
+        voice=voice,
     )

@@ -32,6 +32,7 @@ from inference.protocol import (
     TokenRow,
 )
 from inference.queue import Lane, Lease, Queue
+from tests.redis_server import RedisServer
 
 LANE = Lane("chat", "small/1")
 REQUEST = GenerateRequest("r1", "chat", SamplingParams(), 30.0, prompt="Hello")
@@ -177,6 +178,7 @@ async def test_rows_that_never_end_do_not_outlast_the_deadline(
 def queue(redis_url: str) -> Iterator[Queue]:
     with Queue(redis_url) as queue:
         queue.apply_route(Route("chat", "a", 1, live="small/1"))
+        queue.publish_desired([])
         queue.renew(Lease("slot-1", "slot-1.a", 60_000), "{}", LANE, is_ready=True)
         yield queue
 
@@ -196,12 +198,39 @@ def answer(queue: Queue, client: Client, *rows: TokenRow) -> None:
     queue.send(LANE, "slot-1.a", {client.gateway_id: frame}, ended=deliveries)
 
 
+def cancelled(queue: Queue) -> list[str]:
+    """What slots were told to give up."""
+    return [notice.cancelled for notice in queue.read_notices(LANE, "0", 10)[1]]
+
+
 async def test_an_answer_comes_back_from_a_slot(queue: Queue, client: Client) -> None:
     async with client.stream(REQUEST, "user") as stream:
         assert (stream.placement.version, stream.placement.arm) == ("small/1", "live")
         answer(queue, client, row(0), row(1, finish=FINISH))
         assert await read(stream) == [row(0), row(1, finish=FINISH)]
-    assert queue.read_cancels(LANE, "0", 10)[1] == []
+    assert cancelled(queue) == []
+
+
+async def test_a_moved_request_tells_who_answered_it_and_how_it_was_queued(
+    queue: Queue, client: Client
+) -> None:
+    async with client.stream(REQUEST, "user") as stream:
+        queue.apply_route(Route("chat", "a", 2, live="small/0"))
+        (moved,) = queue.pull(Lane("chat", "small/0"), "slot-0.a", 1, 500)
+        frame = StepFrame("slot-0", "small/0", "fp", (row(0, finish=FINISH),))
+        queue.send(Lane("chat", "small/0"), "slot-0.a", {client.gateway_id: frame}, ended=[moved])
+
+        assert (await read(stream))[-1].finish == FINISH
+
+    placement = stream.placement
+    assert (placement.version, placement.generation, placement.arm) == ("small/0", 1, "live")
+
+
+async def test_leaving_early_cancels_a_request_that_was_moved(queue: Queue, client: Client) -> None:
+    async with client.stream(REQUEST, "user"):
+        queue.apply_route(Route("chat", "a", 2, live="small/0"))
+
+    assert queue.pull(Lane("chat", "small/0"), "slot-0.a", 1, 10) == []
 
 
 async def test_leaving_early_cancels(queue: Queue, client: Client) -> None:
@@ -230,7 +259,7 @@ async def test_a_reader_that_is_cancelled_cancels_the_running_request(
         await task
 
     assert task.cancelled()
-    assert queue.read_cancels(LANE, "0", 10)[1] == ["r1"]
+    assert cancelled(queue) == ["r1"]
 
 
 async def test_a_cancellation_is_never_swallowed(client: Client) -> None:
@@ -256,7 +285,7 @@ async def test_a_stream_that_broke_on_the_way_is_cancelled_at_its_slot(
         queue.send(LANE, "slot-1.a", {client.gateway_id: frame})
         assert await read_code(stream) == "stream_gap"
 
-    assert queue.read_cancels(LANE, "0", 10)[1] == ["r1"]
+    assert cancelled(queue) == ["r1"]
 
 
 async def test_what_cannot_be_queued_is_told_on_entering(
@@ -282,6 +311,34 @@ async def test_without_redis_requests_are_refused_and_the_log_is_kept() -> None:
     assert not client.is_connected
     assert client.num_dropped_records == 0
     await client.close()
+
+
+@pytest.fixture
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lost requests are looked for all the time."""
+    monkeypatch.setattr(client_module, "SILENT_S", 0.05)
+    monkeypatch.setattr(client_module, "LOOK_FOR_LOST_EVERY_S", 0.05)
+
+
+async def test_a_request_that_redis_has_lost_ends_long_before_its_deadline(
+    redis_server: RedisServer, queue: Queue, looks_often: None, client: Client
+) -> None:
+    async with client.stream(REQUEST, "user") as stream:
+        redis_server.flush()
+        async with asyncio.timeout(5):
+            assert await read_code(stream) == "request_lost"
+
+
+async def test_a_request_that_waits_or_runs_in_silence_is_not_lost(
+    queue: Queue, looks_often: None, client: Client
+) -> None:
+    async with client.stream(REQUEST, "user") as stream:
+        await asyncio.sleep(0.3)
+        deliveries = queue.pull(LANE, "slot-1.a", 1, 500)
+        await asyncio.sleep(0.3)
+        frame = StepFrame("slot-1", "small/1", "fp", (row(0, finish=FINISH),))
+        queue.send(LANE, "slot-1.a", {client.gateway_id: frame}, ended=deliveries)
+        assert await read(stream) == [row(0, finish=FINISH)]
 
 
 async def test_records_are_written_in_the_background(queue: Queue, client: Client) -> None:

@@ -83,9 +83,19 @@ async def test_a_request_is_placed_on_the_live_version(queue: Queue, gateway: As
     assert queue.find_absent(["gw", "other"]) == {"other"}
 
 
-async def test_an_endpoint_without_a_route_is_unknown(gateway: AsyncQueue) -> None:
+async def test_an_endpoint_without_a_route_is_unknown(queue: Queue, gateway: AsyncQueue) -> None:
+    queue.publish_desired([])
     with pytest.raises(UnknownEndpoint):
         await gateway.enqueue(request(), "gw", "user")
+
+
+async def test_an_emptied_server_knows_of_no_endpoint_and_no_key_that_they_are_not_there(
+    queue: Queue, gateway: AsyncQueue
+) -> None:
+    with pytest.raises(QueueUnavailable):
+        await gateway.enqueue(request(), "gw", "user")
+    with pytest.raises(QueueUnavailable):
+        await gateway.read_key("k1")
 
 
 async def test_without_a_ready_slot_nothing_is_queued(queue: Queue, gateway: AsyncQueue) -> None:
@@ -185,22 +195,22 @@ async def test_the_route_limits_the_deadline(queue: Queue, gateway: AsyncQueue) 
 
 
 async def test_an_older_generation_never_replaces_a_later_one(queue: Queue) -> None:
-    assert queue.apply_route(ROUTE)
-    assert queue.apply_route(ROUTE)
-    assert not queue.apply_route(replace(ROUTE, generation=2, live="small/0"))
+    assert queue.apply_route(ROUTE).is_current
+    assert queue.apply_route(ROUTE).is_current
+    assert not queue.apply_route(replace(ROUTE, generation=2, live="small/0")).is_current
     assert queue.read_route("chat") == ROUTE
 
     recreated = replace(ROUTE, incarnation="b", generation=1, live="small/9")
-    assert queue.apply_route(recreated)
+    assert queue.apply_route(recreated).is_current
     assert queue.read_route("chat") == recreated
 
 
 async def test_a_queued_request_is_cancelled_at_once(queue: Queue, gateway: AsyncQueue) -> None:
     queue.apply_route(ROUTE)
     consumer = join(queue)
-    placement = await gateway.enqueue(request(), "gw", "user")
+    await gateway.enqueue(request(), "gw", "user")
 
-    assert await gateway.cancel(LIVE, placement.entry_id, "r1")
+    assert await gateway.cancel("r1")
 
     assert queue.pull(LIVE, consumer, 10, 10) == []
     assert queue.read_bodies(["r1"]) == [None]
@@ -211,14 +221,14 @@ async def test_the_cancel_of_a_running_request_is_told_to_slots(
 ) -> None:
     queue.apply_route(ROUTE)
     consumer = join(queue)
-    placement = await gateway.enqueue(request(), "gw", "user")
+    await gateway.enqueue(request(), "gw", "user")
     queue.pull(LIVE, consumer, 10, 100)
 
-    assert not await gateway.cancel(LIVE, placement.entry_id, "r1")
+    assert not await gateway.cancel("r1")
 
-    last_id, cancelled = queue.read_cancels(LIVE, "0", 10)
-    assert cancelled == ["r1"]
-    assert queue.read_cancels(LIVE, last_id, 10) == (last_id, [])
+    last_id, notices = queue.read_notices(LIVE, "0", 10)
+    assert [notice.cancelled for notice in notices] == ["r1"]
+    assert queue.read_notices(LIVE, last_id, 10) == (last_id, [])
 
 
 async def test_only_a_slot_without_a_lease_loses_its_entries(
@@ -359,7 +369,7 @@ async def test_desired_residents_and_keys_come_back_as_published(
     queue.publish_desired([resident, resident])
     assert queue.read_desired() == [resident, resident]
 
-    queue.put_key("k1", '{"scopes":[]}')
+    queue.put_keys({"k1": '{"scopes":[]}'})
     assert await gateway.read_key("k1") == '{"scopes":[]}'
     queue.delete_key("k1")
     assert await gateway.read_key("k1") is None

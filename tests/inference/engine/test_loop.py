@@ -2,127 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
 
 import pytest
-import redis
 
 from inference.engine import intake as intake_module
-from inference.engine.intake import Intake
 from inference.engine.loop import EngineLoop
-from inference.protocol import (
-    FinishReason,
-    GenerateRequest,
-    Resident,
-    Route,
-    SamplingParams,
-    StepFrame,
-    TokenRow,
-)
-from inference.queue import AsyncQueue, Lane, Lease, Placement, Queue
-from inference.replicas import Member
-from tests.inference.instant_engine import InstantEngine, golden_text
+from inference.protocol import FinishReason
+from inference.queue import Lease
+from tests.inference.engine.loop_bench import LANE, Bench
+from tests.inference.instant_engine import golden_text
 from tests.inference.slot_process import wait_until
-
-T = TypeVar("T")
-
-LANE = Lane("chat", "small/1")
-RESIDENT = Resident("chat", "small/1", "/artifact")
-
-
-def run_body(body: Callable[[], None]) -> None:
-    body()
-
-
-class Bench:
-    """One loop in threads of this process, and the hands of a gateway."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.redis: Any = redis.Redis.from_url(url, decode_responses=True, protocol=2)
-        self.queue = Queue(url)
-        self.queue.apply_route(Route("chat", "a", 1, live="small/1"))
-        self.queue.publish_desired([RESIDENT])
-        self.member = Member(self.queue, "slot-1", lease_ms=60_000)
-        self.member.renew()
-        self.member.adopt()
-        self.queue.renew(Lease("probe", "probe.a", 60_000), "{}", LANE, is_ready=True)
-        self.engine = InstantEngine()
-        self.loop: EngineLoop | None = None
-        self.thread: threading.Thread | None = None
-
-    def start(self, *, step_s: float = 0.0) -> EngineLoop:
-        self.engine = InstantEngine(step_s=step_s)
-        self.loop = EngineLoop(self.engine, self.queue, LANE, self.member)
-        self.intake = Intake(self.loop, self.engine, self.queue, LANE, self.member)
-        self.thread = threading.Thread(target=self.loop.run)
-        self.thread.start()
-        self.intake.start(run_body)
-        return self.loop
-
-    def stop(self, drain_s: float = 0.0) -> None:
-        if self.loop is not None and self.thread is not None:
-            self.loop.drain(drain_s)
-            self.thread.join(5)
-            self.intake.stop(5)
-            self.loop = None
-
-    def send(
-        self,
-        request_id: str,
-        prompt: str = "Hello",
-        *,
-        max_tokens: int = 4,
-        deadline_s: float = 30.0,
-        gateway: str = "gw",
-    ) -> Placement:
-        sampling = SamplingParams(max_tokens=max_tokens)
-        request = GenerateRequest(request_id, "chat", sampling, deadline_s, prompt=prompt)
-        return self._call(lambda link: link.enqueue(request, gateway, "user"))
-
-    def cancel(self, request_id: str, placement: Placement) -> None:
-        self._call(lambda link: link.cancel(LANE, placement.entry_id, request_id))
-
-    def frames(self, gateway: str = "gw") -> list[tuple[TokenRow, ...]]:
-        entries = self.redis.xrange(f"out:{gateway}")
-        return [StepFrame.from_json(fields["frame"]).rows for _, fields in entries]
-
-    def rows(self, request_id: str) -> list[TokenRow]:
-        return [row for rows in self.frames() for row in rows if row.request_id == request_id]
-
-    def wait_for_last(self, request_id: str) -> list[TokenRow]:
-        wait_until(lambda: any(row.is_last for row in self.rows(request_id)))
-        return self.rows(request_id)
-
-    def num_left(self) -> int:
-        """Entries in the queue, delivered or not."""
-        return int(self.redis.xlen(LANE.key("q")))
-
-    def dead_letters(self) -> list[str]:
-        return [fields["id"] for _, fields in self.redis.xrange("dead")]
-
-    def deliver_in_vain(self, times: int) -> None:
-        """Let all queued entries be delivered to slots that die."""
-        for number in range(times):
-            consumer = f"dead-{number}.a"
-            self.queue.pull(LANE, consumer, 100, 10)
-            self.redis.set(f"slot:{consumer}", "1")
-            self.queue.claim(LANE, consumer, 100, 99)
-            self.redis.delete(f"slot:{consumer}")
-
-    def _call(self, use: Callable[[AsyncQueue], Awaitable[T]]) -> T:
-        async def call() -> T:
-            link = AsyncQueue(self.url)
-            try:
-                return await use(link)
-            finally:
-                await link.close()
-
-        return asyncio.run(call())
 
 
 @pytest.fixture
@@ -207,11 +98,11 @@ def test_a_failure_of_one_request_leaves_its_batch_mates_alone(bench: Bench) -> 
 
 def test_a_cancelled_request_is_freed_within_200_ms(bench: Bench) -> None:
     bench.start(step_s=0.01)
-    placement = bench.send("r1", max_tokens=10_000)
+    bench.send("r1", max_tokens=10_000)
     wait_until(lambda: bench.engine.has_unfinished)
 
     cancelled_at = time.monotonic()
-    bench.cancel("r1", placement)
+    bench.cancel("r1")
     wait_until(lambda: not bench.engine.has_unfinished)
 
     assert time.monotonic() - cancelled_at < 0.2
@@ -220,8 +111,8 @@ def test_a_cancelled_request_is_freed_within_200_ms(bench: Bench) -> None:
 
 
 def test_a_request_cancelled_while_it_queues_is_never_run(bench: Bench) -> None:
-    placement = bench.send("r1")
-    bench.cancel("r1", placement)
+    bench.send("r1")
+    bench.cancel("r1")
     bench.start()
     bench.send("r2")
     bench.wait_for_last("r2")
