@@ -102,8 +102,9 @@ class ModelConfig:
 class EngineConfig:
     """What one engine may use, and how it computes.
 
-    ``num_blocks`` 0 means: as many KV blocks as fit into ``kv_cache_bytes``. ``num_threads`` 0 means: one
-    less than the machine has cores, at least one. ``max_model_len`` 0 means: the model's own context.
+    ``num_blocks`` 0 means: as many KV blocks as fit into ``kv_cache_bytes``. ``standby_kv_bytes`` is what a version
+    keeps that no route names. ``num_threads`` 0 means: one less than the machine has cores, at least one.
+    ``max_model_len`` 0 means: the model's own context.
     """
 
     artifact: Path
@@ -112,6 +113,7 @@ class EngineConfig:
     block_size: int = 16
     num_blocks: int = 0
     kv_cache_bytes: int = 512 * 2**20
+    standby_kv_bytes: int = 64 * 2**20
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     long_prefill_tokens: int = 256
@@ -126,6 +128,7 @@ class EngineConfig:
         for name in (
             "block_size",
             "kv_cache_bytes",
+            "standby_kv_bytes",
             "max_num_seqs",
             "max_num_batched_tokens",
             "long_prefill_tokens",

@@ -10,14 +10,16 @@ import json
 import secrets
 import threading
 import time
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
-from typing import Self
+from typing import Any, Self
 
 from inference.protocol import Resident
-from inference.queue import Lane, Lease, Queue
+from inference.queue import Adoption, Lane, Lease, Queue, QueueUnavailable
 
 REPORT_TTL_S = 15.0
+LOAD_RETRIES_S = (1.0, 2.0, 5.0, 15.0, 60.0)
 
 
 class SlotState(StrEnum):
@@ -33,7 +35,12 @@ class SlotState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
-    """A slot's last report. ``detail`` says why it failed; ``updated_at`` is epoch seconds of the Redis server."""
+    """A slot's last report. ``detail`` says why it failed, or what it lacks.
+
+    ``probe`` is a digest of its first answers: where fingerprints are equal, it is too. ``kv_blocks`` is what the cache
+    has now, ``kv_blocks_full`` what it may grow to. ``loaded_in_s`` runs from adoption to ready, failed tries included.
+    Times are epoch seconds of the Redis server; ``retry_at`` is 0 unless a failed load is to be tried again.
+    """
 
     slot: str
     endpoint: str = ""
@@ -41,6 +48,14 @@ class SlotStatus:
     state: SlotState = SlotState.WAITING
     detail: str = ""
     fingerprint: str = ""
+    role: str = ""
+    probe: str = ""
+    kv_blocks: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_full: int = 0
+    weight_bytes: int = 0
+    loaded_in_s: float = 0.0
+    retry_at: float = 0.0
     updated_at: float = 0.0
 
     def to_json(self) -> str:
@@ -49,14 +64,57 @@ class SlotStatus:
 
     @classmethod
     def from_json(cls, text: str, *, updated_at: float) -> Self:
-        """Rebuild from ``to_json``; the time is the server's, whatever the slot believed."""
-        fields = json.loads(text) | {"updated_at": updated_at}
-        return cls(**fields | {"state": SlotState(fields["state"])})
+        """Rebuild from ``to_json``, also of another release; the time is the server's, whatever the slot believed."""
+        data = json.loads(text) | {"updated_at": updated_at}
+        known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
+        return cls(**known | {"state": SlotState(data["state"])})
 
     @property
     def lane(self) -> Lane | None:
         """The lane of the version it holds, if any."""
         return Lane(self.endpoint, self.version) if self.version else None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailure:
+    """How the loading of a desired version fails, kept until it is loaded or no longer desired.
+
+    ``count`` is of tries in a row. ``retry_at``, epoch seconds of the Redis server, is when the next may begin. While a
+    try ``is_under_way``, some slot reports that it loads this version; if none does, the process of that slot died.
+    """
+
+    endpoint: str
+    version: str
+    artifact: str
+    count: int
+    retry_at: float
+    detail: str
+    is_under_way: bool = False
+
+    @property
+    def lane(self) -> Lane:
+        """The lane of the version."""
+        return Lane(self.endpoint, self.version)
+
+    def to_json(self) -> str:
+        """The whole milliseconds are for the script that looks whether the next try is due."""
+        return json.dumps(asdict(self) | {"retry_at_ms": int(self.retry_at * 1000)})
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Rebuild from ``to_json``."""
+        data = json.loads(text)
+        return cls(**{field.name: data[field.name] for field in fields(cls)})
+
+
+def list_failures(queue: Queue) -> list[LoadFailure]:
+    """Every desired version that is not loaded after a try or more, or that is being tried.
+
+    Raises:
+        QueueUnavailable: Redis cannot be reached.
+    """
+    failures = queue.read_failures()
+    return [LoadFailure.from_json(text) for _, text in sorted(failures.items())]
 
 
 def list_slots(queue: Queue) -> list[SlotStatus]:
@@ -84,6 +142,10 @@ class ServerClock:
         """The server's clock showed ``server_s`` at ``at`` of ``time.monotonic()``."""
         self._ahead_s = server_s - at
 
+    def to_server(self, monotonic_s: float) -> float:
+        """What the server shows, in epoch seconds, when ``time.monotonic()`` shows ``monotonic_s``."""
+        return monotonic_s + self._ahead_s
+
     def to_monotonic(self, server_ms: int) -> float:
         """When ``time.monotonic()`` shows what the server shows at ``server_ms``."""
         return server_ms / 1000 - self._ahead_s
@@ -100,6 +162,7 @@ class Member:
         self._queue = queue
         self._lock = threading.RLock()
         self._lease = Lease(slot, _new_consumer(slot), lease_ms)
+        self._settled_at = 0.0
         self.status = SlotStatus(slot)
         self.clock = ServerClock()
 
@@ -113,11 +176,16 @@ class Member:
         """The name this slot consumes under now."""
         return self._lease.consumer
 
-    def report(self, state: SlotState, *, detail: str = "", fingerprint: str | None = None) -> None:
-        """Change what the next renewal reports."""
+    def report(
+        self, state: SlotState, *, detail: str = "", retry_at: float = 0.0, **facts: Any
+    ) -> None:
+        """Change what the next renewal reports; ``facts`` are other fields of ``SlotStatus``."""
+        self.note(state=state, detail=detail, retry_at=retry_at, **facts)
+
+    def note(self, **facts: Any) -> None:
+        """Change some fields of what the next renewal reports."""
         with self._lock:
-            known = self.status.fingerprint if fingerprint is None else fingerprint
-            self.status = replace(self.status, state=state, detail=detail, fingerprint=known)
+            self.status = replace(self.status, **facts)
 
     def renew(self) -> bool:
         """Renew lease, readiness and report. False: the lease is lost for good, and ``rejoin`` is due.
@@ -137,21 +205,86 @@ class Member:
         return True
 
     def adopt(self) -> Resident | None:
-        """Claim a desired resident that no slot holds, if there is one; the lease must stand."""
+        """Claim the most wanted resident that no slot holds, if there is one; the lease must stand.
+
+        For the time of a lease after Redis was away, or had lost its memory, nothing is claimed: those who hold
+        something come first, and say so again.
+
+        Raises:
+            QueueUnavailable: Redis cannot be reached.
+        """
         with self._lock:
-            _, resident = self._queue.adopt(self.consumer, None)
+            if time.monotonic() < self._settled_at:
+                return None
+            adoption = self._queue.adopt(self.consumer, None)
+            if not adoption.is_published:
+                self.unsettle()
+            resident = adoption.resident
             if resident is not None:
                 self.status = SlotStatus(
-                    self.slot, resident.endpoint, resident.version, SlotState.LOADING
+                    self.slot,
+                    resident.endpoint,
+                    resident.version,
+                    SlotState.LOADING,
+                    role=resident.role,
                 )
             return resident
 
-    def still_holds(self, resident: Resident) -> bool:
-        """Whether ``resident`` is still desired, unchanged, and ours; unknown counts as yes."""
+    def unsettle(self) -> None:
+        """Redis was away, or has lost its memory."""
+        self._settled_at = time.monotonic() + self._lease.lease_ms / 1000
+
+    def look_up(self, resident: Resident) -> Adoption:
+        """Whether ``resident`` is still desired and ours, perhaps in another role; unknown counts as yes.
+
+        What would have to be loaded anew is not the same any more.
+        """
         lane = Lane(resident.endpoint, resident.version)
         with self._lock:
-            is_published, held = self._queue.adopt(self.consumer, lane)
-        return not is_published or held == resident
+            adoption = self._queue.adopt(self.consumer, lane)
+            if not adoption.is_published:
+                return replace(adoption, resident=resident)
+            found = adoption.resident
+            if found is None or not found.is_same_load(resident):
+                return replace(adoption, resident=None)
+            self.note(role=found.role)
+            return adoption
+
+    def begin_load(self, resident: Resident, num_tries: int) -> LoadFailure:
+        """Count a try before it is made, because it may end this process; the failure that it is if nothing follows.
+
+        ``num_tries`` is what this process knows of; others may know more.
+        """
+        failure = LoadFailure(
+            *(resident.endpoint, resident.version, resident.artifact, num_tries, 0.0),
+            "the process ended while it loaded this version; perhaps there was no memory left",
+            is_under_way=True,
+        )
+        with suppress(QueueUnavailable):
+            before = self._read_failure(failure.lane)
+            if before is not None and before.artifact == failure.artifact:
+                failure = replace(failure, count=max(before.count + 1, num_tries))
+        return self._put_failure(failure)
+
+    def fail_load(self, failure: LoadFailure, detail: str) -> LoadFailure:
+        """A try failed: tell everybody how, and when the next is due."""
+        return self._put_failure(replace(failure, detail=detail, is_under_way=False))
+
+    def end_load(self, failure: LoadFailure) -> None:
+        """The version is loaded: forget how that failed."""
+        with suppress(QueueUnavailable):
+            self._queue.put_failure(failure.lane, None)
+
+    def _read_failure(self, lane: Lane) -> LoadFailure | None:
+        text = self._queue.read_failures().get(f"{lane.endpoint}:{lane.version}")
+        return LoadFailure.from_json(text) if text else None
+
+    def _put_failure(self, failure: LoadFailure) -> LoadFailure:
+        delay_s = LOAD_RETRIES_S[min(failure.count, len(LOAD_RETRIES_S)) - 1]
+        failure = replace(failure, retry_at=self.clock.to_server(time.monotonic()) + delay_s)
+        with suppress(QueueUnavailable):  # then it is known here alone
+            self._queue.put_failure(failure.lane, failure.to_json())
+        return failure
 
     def rejoin(self) -> None:
         """Take a new consumer name; the next renewal makes it a lease."""

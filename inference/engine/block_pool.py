@@ -20,10 +20,13 @@ class BlockPool:
     """``num_blocks`` blocks of ``block_size`` token slots, block 0 reserved.
 
     Every other block is either free or held with a count of one or more; the count is the number of block
-    tables that name it. Handing out and taking back cost O(1) per block.
+    tables that name it. Handing out and taking back cost O(1) per block. The pool may grow up to ``max_num_blocks``
+    (by default it never does) and shrink again, whoever holds blocks meanwhile.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, *, max_num_blocks: int | None = None
+    ) -> None:
         if num_blocks < 2:
             raise ValueError(
                 f"num_blocks={num_blocks} must be at least 2: block {NULL_BLOCK} is reserved."
@@ -31,6 +34,7 @@ class BlockPool:
         if block_size < 1:
             raise ValueError(f"block_size={block_size} must be at least 1.")
         self.num_blocks = num_blocks
+        self.max_num_blocks = max(num_blocks, max_num_blocks or 0)
         self.block_size = block_size
         self._ref_counts = [0] * num_blocks
         self._ref_counts[NULL_BLOCK] = 1
@@ -49,8 +53,18 @@ class BlockPool:
 
     @property
     def num_slots(self) -> int:
-        """Tokens that fit when one sequence has the whole pool."""
-        return (self.num_blocks - 1) * self.block_size
+        """Tokens that fit when one sequence has the whole pool, grown as far as it may."""
+        return (self.max_num_blocks - 1) * self.block_size
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether there are fewer blocks than there may be."""
+        return self.num_blocks < self.max_num_blocks
+
+    @property
+    def held_blocks(self) -> list[int]:
+        """The blocks that some sequence holds, in ascending order."""
+        return [block_id for block_id, count in enumerate(self._ref_counts) if count and block_id]
 
     def ref_count(self, block_id: int) -> int:
         """How many holders the block has; 0 means free."""
@@ -95,6 +109,36 @@ class BlockPool:
             if self._ref_counts[block_id] == 0:
                 self._free.append(block_id)
 
+    def grow(self, num_blocks: int) -> None:
+        """Add free blocks up to ``num_blocks``, behind those that were there.
+
+        Raises:
+            ValueError: that is fewer than now, or more than ``max_num_blocks``.
+        """
+        if not self.num_blocks <= num_blocks <= self.max_num_blocks:
+            raise ValueError(
+                f"num_blocks={num_blocks} must be {self.num_blocks} to {self.max_num_blocks}."
+            )
+        # Below what is free already, so that low ids go out first and the new ones can be taken away again.
+        self._free = [*range(num_blocks - 1, self.num_blocks - 1, -1), *self._free]
+        self._ref_counts += [0] * (num_blocks - self.num_blocks)
+        self.num_blocks = num_blocks
+
+    def shrink(self, num_blocks: int) -> bool:
+        """Take away all blocks from ``num_blocks`` on; False, and nothing changed, while one of them is held.
+
+        Raises:
+            ValueError: that is more than now, or too few for any sequence.
+        """
+        if not 2 <= num_blocks <= self.num_blocks:
+            raise ValueError(f"num_blocks={num_blocks} must be 2 to {self.num_blocks}.")
+        if any(self._ref_counts[num_blocks:]):
+            return False
+        self._free = [block_id for block_id in self._free if block_id < num_blocks]
+        del self._ref_counts[num_blocks:]
+        self.num_blocks = num_blocks
+        return True
+
     def check_integrity(self, block_tables: Iterable[Sequence[int]] = ()) -> None:
         """Compare the accounts with the tables of everyone who holds blocks; without tables, all must be free.
 
@@ -103,6 +147,8 @@ class BlockPool:
         Raises:
             BrokenPool: a block is lost, free twice, free and held, or its count differs from its holders.
         """
+        if len(self._ref_counts) != self.num_blocks:
+            raise BrokenPool(f"{len(self._ref_counts)} counts for {self.num_blocks} blocks.")
         holders = [0] * self.num_blocks
         holders[NULL_BLOCK] = 1
         for table in block_tables:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from inference.config import EngineConfig, InvalidConfig, ModelConfig
 from inference.models.attention import AttentionShape
+
+STANDBY_TOKENS = 512
+"""A standby can hold one sequence of this length, however large its tokens are."""
 
 
 def bytes_per_block(model: ModelConfig, *, block_size: int, item_size: int) -> int:
@@ -40,10 +45,21 @@ def count_blocks(
     return min(num_blocks, 1 + config.max_num_seqs * -(-max_model_len // config.block_size))
 
 
+def count_standby_blocks(
+    config: EngineConfig, model: ModelConfig, *, num_blocks: int, item_size: int
+) -> int:
+    """Blocks that a standby keeps of ``num_blocks``: what ``standby_kv_bytes`` hold, or one sequence if that is more."""
+    size = bytes_per_block(model, block_size=config.block_size, item_size=item_size)
+    one_sequence = 1 + -(-STANDBY_TOKENS // config.block_size)
+    return min(num_blocks, max(config.standby_kv_bytes // size, one_sequence))
+
+
 class KVCache:
     """Keys and values of all layers, ``[num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim]``.
 
-    Block 0 stays zero: short block tables are filled up with it, and what is read there weighs nothing.
+    Block 0 stays zero: short block tables are filled up with it, and what is read there weighs nothing. The others
+    hold anything until they are cleared for an owner: the kernel gives memory when it is first written, so that a
+    cache costs what is used of it, and to make one takes no time.
     """
 
     def __init__(
@@ -58,13 +74,17 @@ class KVCache:
         if block_size & (block_size - 1):
             # Sums over keys go in splits of 128; in other sizes their order would depend on the sequence's length.
             raise InvalidConfig(f"block_size={block_size} must be a power of two.")
-        self.num_blocks = num_blocks
         self.shape = AttentionShape(model.num_heads, model.num_kv_heads, model.head_dim, block_size)
-        self.tensor: Tensor = torch.zeros(
-            (model.num_layers, num_blocks, 2, model.num_kv_heads, block_size, model.head_dim),
-            dtype=dtype,
-            device=device,
-        )
+        self._block_shape = (2, model.num_kv_heads, block_size, model.head_dim)
+        self._num_layers = model.num_layers
+        self._dtype = dtype
+        self._device = device
+        self.tensor = self._allocate(num_blocks)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of a layer, the reserved one included."""
+        return self.tensor.shape[1]
 
     @property
     def num_bytes(self) -> int:
@@ -77,3 +97,29 @@ class KVCache:
         What an earlier owner left behind has weight zero for the new one, but zero times its NaN would be NaN.
         """
         self.tensor.index_fill_(1, block_ids, 0.0)
+
+    @torch.inference_mode()
+    def resize(self, num_blocks: int, kept: Sequence[int]) -> None:
+        """Have ``num_blocks`` blocks from now on; those in ``kept`` hold what they held. Between steps only.
+
+        Raises:
+            MemoryError: there is no memory for it, and nothing changed.
+        """
+        tensor = self._allocate(num_blocks)
+        if kept:
+            block_ids = torch.tensor(kept, device=self._device)
+            for layer, old in zip(tensor, self.tensor, strict=True):
+                layer.index_copy_(0, block_ids, old.index_select(0, block_ids))
+        self.tensor = tensor
+
+    def _allocate(self, num_blocks: int) -> Tensor:
+        try:
+            tensor = torch.empty(
+                (self._num_layers, num_blocks, *self._block_shape),
+                dtype=self._dtype,
+                device=self._device,
+            )
+        except RuntimeError as error:  # what torch raises on every device
+            raise MemoryError(f"no memory for {num_blocks} KV blocks: {error}") from error
+        tensor[:, 0].zero_()
+        return tensor

@@ -6,11 +6,8 @@ thread calls it; ``encode`` alone may be called from any.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import math
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,22 +15,14 @@ from http import HTTPStatus
 from typing import Self
 from uuid import uuid4
 
-import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
-from inference.artifact import Manifest, verify
-from inference.config import EngineConfig, InvalidConfig, ModelConfig
-from inference.engine.block_pool import BlockPool
+from inference.config import EngineConfig
 from inference.engine.detokenizer import Detokenizer
-from inference.engine.kv_cache import KVCache, count_blocks
-from inference.engine.prompt import PromptEncoder, load_tokenizer
+from inference.engine.memory import MARGIN_BYTES, Usage, available_bytes
+from inference.engine.parts import Parts, load_parts
 from inference.engine.request import Request, RequestRefused, StepOutput
-from inference.engine.runner import Runner
 from inference.engine.sampler import sample
-from inference.engine.scheduler import Scheduler, SchedulerLimits
-from inference.models.decoder import Decoder
-from inference.models.numerics import DTYPES, describe_numerics
 from inference.protocol import ChatMessage, Failure, FinishReason, GenerateRequest, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -49,6 +38,7 @@ GENERATION_FAILED = Failure(
 )
 
 _WARM_UP_TOKENS = 16
+_WAIT_FOR_MEMORY_S = 0.05
 
 
 class WarmUpFailed(RuntimeError):
@@ -78,60 +68,32 @@ class _Stream:
 class LLMEngine:
     """One version's weights, cache and unfinished requests, in this process."""
 
-    def __init__(
-        self,
-        *,
-        runner: Runner,
-        scheduler: Scheduler,
-        tokenizer: Tokenizer,
-        encoder: PromptEncoder,
-        model: ModelConfig,
-        max_num_seqs: int,
-        fingerprint: str,
-    ) -> None:
-        self._runner = runner
-        self._scheduler = scheduler
-        self._tokenizer = tokenizer
-        self._encoder = encoder
-        self._model = model
+    def __init__(self, parts: Parts, *, max_num_seqs: int, is_on_cpu: bool) -> None:
+        self._runner = parts.runner
+        self._scheduler = parts.scheduler
+        self._pool = parts.pool
+        self._tokenizer = parts.tokenizer
+        self._encoder = parts.encoder
+        self._model = parts.model
+        self._sizes = parts.sizes
+        self._fingerprint = parts.fingerprint
         self._max_num_seqs = max_num_seqs
-        self._fingerprint = fingerprint
+        self._is_on_cpu = is_on_cpu
         self._streams: dict[str, _Stream] = {}
 
     @classmethod
     def load(cls, config: EngineConfig) -> Self:
-        """The engine of ``config.artifact``, with every file checked against its digest.
+        """The engine of ``config.artifact``, with the KV cache of a standby, which grows with the first request.
 
         Torch's number of threads is set for the whole process.
 
         Raises:
             BrokenArtifact: the artifact is damaged or incomplete.
             InvalidConfig: the settings and the model do not go together.
+            NotEnoughMemory: it does not fit beside what runs already.
         """
-        num_threads = config.num_threads or max(len(os.sched_getaffinity(0)) - 1, 1)
-        torch.set_num_threads(num_threads)
-        manifest = verify(config.artifact)
-        max_model_len = _max_model_len(config, manifest.model)
-        tokenizer = load_tokenizer(config.artifact)
-        runner = _load_runner(config, manifest, max_model_len, tokenizer)
-        engine = cls(
-            runner=runner,
-            scheduler=_new_scheduler(config, manifest.model, max_model_len, runner.num_blocks),
-            tokenizer=tokenizer,
-            encoder=PromptEncoder.load(config.artifact),
-            model=manifest.model,
-            max_num_seqs=config.max_num_seqs,
-            fingerprint=_fingerprint(config, manifest),
-        )
-        logger.info(
-            "engine loaded artifact=%s fingerprint=%s threads=%d max_model_len=%d kv_blocks=%d",
-            config.artifact.name,
-            engine.fingerprint,
-            num_threads,
-            max_model_len,
-            runner.num_blocks,
-        )
-        return engine
+        parts = load_parts(config)
+        return cls(parts, max_num_seqs=config.max_num_seqs, is_on_cpu=config.device == "cpu")
 
     @property
     def fingerprint(self) -> str:
@@ -147,6 +109,15 @@ class LLMEngine:
     def num_preemptions(self) -> int:
         """How often a request had to give its blocks back, since the start."""
         return self._scheduler.num_preemptions
+
+    def usage(self) -> Usage:
+        """What it holds now. Any thread may ask."""
+        return Usage(
+            kv_blocks=self._pool.num_blocks - 1,
+            kv_blocks_used=self._pool.num_held,
+            kv_blocks_full=self._sizes.full_blocks - 1,
+            weight_bytes=self._sizes.weight_bytes,
+        )
 
     def room(self) -> int:
         """How many more requests should be added now: as many as can run at once.
@@ -177,6 +148,8 @@ class LLMEngine:
         detokenizer = Detokenizer(self._tokenizer, prompt_token_ids, sampling.stop)
         self._scheduler.add(request)
         self._streams[request_id] = _Stream(request, detokenizer)
+        # Whoever is asked is no standby, whatever its role: the route may be ahead of what this process was told.
+        self._grow_kv()
 
     def abort(self, request_id: str) -> bool:
         """Forget a request and free its blocks, in any state; False if it is not here."""
@@ -191,6 +164,7 @@ class LLMEngine:
         """
         plan = self._scheduler.plan()
         if not plan.rows:
+            self._wait_for_blocks()
             return []
         now = time.monotonic()
         for row in plan.rows:
@@ -210,6 +184,17 @@ class LLMEngine:
         ]
         outputs += [self._advance(request) for request in self._scheduler.commit(plan, chosen)]
         return outputs
+
+    def resize_kv(self, *, is_standby: bool) -> bool:
+        """Bring the KV cache to the size of a standby, or to its full one; between steps.
+
+        Blocks that are held are copied, so no request is lost and no token changes; what lies beyond the smaller size
+        must be free first. Whether a prompt is accepted does not depend on it: the cache will grow when needed.
+
+        Returns:
+            Whether it has that size now. Ask again later: requests end, and memory comes free.
+        """
+        return self._shrink_kv() if is_standby else self._grow_kv()
 
     def warm_up(self) -> None:
         """Compute a prompt and, where it fits, a decode with the real weights; before the first request only.
@@ -254,6 +239,48 @@ class LLMEngine:
     def check_integrity(self) -> None:
         """Compare the block pool with the block tables, in idle moments and tests; raises ``BrokenPool``."""
         self._scheduler.check_integrity()
+
+    def _grow_kv(self) -> bool:
+        """As far as memory allows, but not by little: each time all that is held is copied."""
+        before, full = self._pool.num_blocks, self._sizes.full_blocks
+        if before == full:
+            return True
+        wanted = min(full, before + self._affordable_blocks())
+        if wanted < min(full, 2 * before):
+            return False
+        try:
+            self._runner.resize(wanted, self._pool.held_blocks)
+        except MemoryError:
+            logger.exception("kv cache cannot grow blocks=%d wanted=%d", before, wanted)
+            return False
+        self._pool.grow(wanted)
+        logger.info("kv cache grown blocks=%d before=%d full=%d", wanted, before, full)
+        return wanted == full
+
+    def _affordable_blocks(self) -> int:
+        available = available_bytes() if self._is_on_cpu else None
+        if available is None:
+            return self._sizes.full_blocks
+        return max(available - MARGIN_BYTES, 0) // self._sizes.kv_block_bytes
+
+    def _shrink_kv(self) -> bool:
+        before, standby = self._pool.num_blocks, self._sizes.standby_blocks
+        if before == standby:
+            return True
+        if not self._pool.shrink(standby):
+            return False
+        try:
+            self._runner.resize(standby, self._pool.held_blocks)
+        except MemoryError:
+            self._pool.grow(before)
+            return False
+        logger.info("kv cache shrunk blocks=%d before=%d", standby, before)
+        return True
+
+    def _wait_for_blocks(self) -> None:
+        """Only a cache that may grow leaves requests without a row; while it cannot, nobody is refused."""
+        if self.has_unfinished and not self._grow_kv():
+            time.sleep(_WAIT_FOR_MEMORY_S)
 
     def _check_token_ids(self, token_ids: Sequence[int]) -> None:
         # One bad id would fail the whole step, and with it everybody's.
@@ -324,8 +351,11 @@ def _sample(logits: Tensor, requests: Sequence[Request]) -> list[int | None]:
         logger.exception("sampling failed requests=%s", [request.id for request in requests])
     if len(requests) == 1:
         return [None]
-    pairs = zip(torch.split(logits, 1), requests, strict=True)
-    return [token_id for row, request in pairs for token_id in _sample(row, [request])]
+    return [
+        token_id
+        for row, request in zip(logits, requests, strict=True)
+        for token_id in _sample(row[None], [request])
+    ]
 
 
 def _request(prompt: str | Sequence[ChatMessage], sampling: SamplingParams) -> GenerateRequest:
@@ -344,55 +374,3 @@ def _completion(outputs: Sequence[StepOutput]) -> Completion:
         finish_reason=last.finish_reason,
         failure=last.failure,
     )
-
-
-def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
-    if config.max_model_len > model.context_length:
-        raise InvalidConfig(
-            f"max_model_len={config.max_model_len} is more than the model's context of {model.context_length}."
-        )
-    return config.max_model_len or model.context_length
-
-
-def _load_runner(
-    config: EngineConfig, manifest: Manifest, max_model_len: int, tokenizer: Tokenizer
-) -> Runner:
-    device, dtype = torch.device(config.device), DTYPES[config.dtype]
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidConfig("device='cuda' needs a CUDA device and torch built for it; use 'cpu'.")
-    model = manifest.model
-    num_blocks = count_blocks(config, model, max_model_len=max_model_len, item_size=dtype.itemsize)
-    decoder = Decoder.load(
-        config.artifact, manifest, num_positions=max_model_len, dtype=dtype, device=device
-    )
-    cache = KVCache(
-        model, num_blocks=num_blocks, block_size=config.block_size, dtype=dtype, device=device
-    )
-    num_token_ids = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-    return Runner(decoder, cache, num_token_ids=num_token_ids)
-
-
-def _new_scheduler(
-    config: EngineConfig, model: ModelConfig, max_model_len: int, num_blocks: int
-) -> Scheduler:
-    limits = SchedulerLimits(
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        long_prefill_tokens=config.long_prefill_tokens,
-        max_model_len=max_model_len,
-        eos_token_ids=frozenset(model.eos_token_ids),
-    )
-    return Scheduler(limits, BlockPool(num_blocks, config.block_size))
-
-
-def _fingerprint(config: EngineConfig, manifest: Manifest) -> str:
-    """A digest over all that may change a token: the model, its text, the arithmetic, the machine."""
-    facts = {
-        "model": manifest.model.to_dict(),
-        "weights": manifest.weights_digest,
-        "tokenizer": manifest.tokenizer_digest,
-        "chat_template": manifest.chat_template_digest,
-        "block_size": config.block_size,
-        **describe_numerics(DTYPES[config.dtype], torch.device(config.device)),
-    }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

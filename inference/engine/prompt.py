@@ -80,8 +80,8 @@ class PromptEncoder:
             self._chat = _ChatEncoder(tokenizer, template)
 
     @classmethod
-    def load(cls, artifact: Path) -> Self:
-        """The encoder of the version at ``artifact``.
+    def load(cls, artifact: Path, tokenizer: Tokenizer | None = None) -> Self:
+        """The encoder of the version at ``artifact``; ``tokenizer`` is its own, where it is loaded already.
 
         Raises:
             BrokenArtifact: the manifest, the tokenizer or the chat template cannot be used.
@@ -90,7 +90,7 @@ class PromptEncoder:
         model = manifest.model
         template = None
         try:
-            tokenizer = load_tokenizer(artifact)
+            tokenizer = tokenizer or load_tokenizer(artifact)
             if CHAT_TEMPLATE in manifest.files:
                 template = (artifact / CHAT_TEMPLATE).read_text(encoding="utf-8")
             return cls(

@@ -32,6 +32,19 @@ class Runner:
         """KV blocks of the cache, the reserved one included."""
         return self._cache.num_blocks
 
+    @property
+    def bytes_per_block(self) -> int:
+        """Memory of one KV block over all layers."""
+        return self._cache.num_bytes // self._cache.num_blocks
+
+    def resize(self, num_blocks: int, kept: Sequence[int]) -> None:
+        """Have ``num_blocks`` KV blocks; those in ``kept`` keep what they hold.
+
+        Raises:
+            MemoryError: there is no memory for it, and nothing changed.
+        """
+        self._cache.resize(num_blocks, kept)
+
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Tensor:
         """Compute the tokens of ``plan`` and leave their keys and values in the cache.

@@ -135,6 +135,8 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """The next step; it has a row whenever a request is unfinished. Blocks for all its rows are held.
 
+        It has none, and everybody waits, while the pool is smaller than it may be and too small for the oldest.
+
         It may preempt: the youngest give their blocks back at once, and resume later with all their tokens.
         """
         rows: list[PlannedRow] = []
@@ -230,7 +232,7 @@ class Scheduler:
         """Give ``request`` blocks for all its tokens, if need be those of the youngest; False if it is itself that.
 
         Only decoding requests grow here, since admission covers a whole sequence. So whoever gives way has no row
-        in the step yet: it is younger, or still being prefilled.
+        in the step yet: it is younger, or still being prefilled. The oldest gives way only to a pool that is to grow.
         """
         missing = self._missing_blocks(request)
         while missing > self._pool.num_free:
@@ -263,7 +265,7 @@ class Scheduler:
         return self._pool.blocks_for(len(request.tokens)) - len(request.block_table)
 
     def _preempt_youngest(self) -> Request:
-        if len(self._running) == 1:
+        if len(self._running) == 1 and not self._pool.can_grow:
             raise RuntimeError("The oldest request does not fit the pool; it should not be here.")
         _, request = self._running.popitem()
         self._release(request)

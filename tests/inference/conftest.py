@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,8 @@ from tokenizers.models import BPE
 
 from inference.artifact import Contents, NewTensor, write_artifact
 from inference.config import ModelConfig
+from tests.inference.slot_site import Site
+from tests.redis_server import RedisServer
 
 END_OF_TEXT = "<|im_end|>"
 CHAT_TEMPLATE = (
@@ -74,6 +77,22 @@ def write_tiny_artifact(tmp_path_factory: pytest.TempPathFactory) -> WriteTinyAr
 def tiny_artifact(write_tiny_artifact: WriteTinyArtifact) -> Path:
     """The random model for tests that do not care about its shape."""
     return write_tiny_artifact()
+
+
+@pytest.fixture
+def site(redis_server: RedisServer, redis_url: str, tmp_path: Path) -> Iterator[Site]:
+    """A Redis without slots, for tests that start some."""
+    with ExitStack() as stack:
+        yield Site(redis_server, tmp_path, stack)
+
+
+@pytest.fixture
+def own_site(tmp_path: Path) -> Iterator[Site]:
+    """One whose Redis may be killed."""
+    with ExitStack() as stack:
+        directory = tmp_path / "redis"
+        directory.mkdir()
+        yield Site(stack.enter_context(RedisServer(directory)), tmp_path, stack)
 
 
 @pytest.fixture(scope="session")

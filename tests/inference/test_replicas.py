@@ -11,7 +11,7 @@ import redis
 
 from inference.protocol import Resident
 from inference.queue import Queue
-from inference.replicas import Member, SlotState, list_slots
+from inference.replicas import Member, SlotState, SlotStatus, list_failures, list_slots
 
 RESIDENT = Resident("chat", "small/1", "/artifacts/1", {"max_num_seqs": 4})
 OTHER = Resident("chat", "small/2", "/artifacts/2")
@@ -67,10 +67,10 @@ def test_a_slot_lets_go_of_what_is_not_desired_any_more(queue: Queue) -> None:
     queue.publish_desired([RESIDENT])
     slot = join(queue, "slot-1")
     slot.adopt()
-    assert slot.still_holds(RESIDENT)
+    assert slot.look_up(RESIDENT).resident == RESIDENT
 
     queue.publish_desired([OTHER])
-    assert not slot.still_holds(RESIDENT)
+    assert slot.look_up(RESIDENT).resident is None
     slot.leave()
     slot.renew()
 
@@ -84,7 +84,7 @@ def test_a_changed_resident_is_not_the_one_that_was_loaded(queue: Queue) -> None
 
     queue.publish_desired([replace(RESIDENT, engine_options={"max_num_seqs": 8})])
 
-    assert not slot.still_holds(RESIDENT)
+    assert slot.look_up(RESIDENT).resident is None
 
 
 def test_a_desired_state_that_is_lost_changes_nothing(redis_url: str, queue: Queue) -> None:
@@ -96,7 +96,7 @@ def test_a_desired_state_that_is_lost_changes_nothing(redis_url: str, queue: Que
         client.flushall()
     slot.renew()
 
-    assert slot.still_holds(RESIDENT)
+    assert slot.look_up(RESIDENT).resident == RESIDENT
 
 
 def test_a_lost_lease_is_left_under_a_new_name(redis_url: str, queue: Queue) -> None:
@@ -113,7 +113,7 @@ def test_a_lost_lease_is_left_under_a_new_name(redis_url: str, queue: Queue) -> 
 
     assert slot.renew()
     assert slot.consumer != before
-    assert slot.still_holds(RESIDENT)
+    assert slot.look_up(RESIDENT).resident == RESIDENT
 
 
 def test_reports_tell_what_each_slot_does(queue: Queue) -> None:
@@ -139,3 +139,150 @@ def test_the_servers_clock_is_told_in_terms_of_our_own(queue: Queue) -> None:
     now_ms = int(queue.read_reports()[0] * 1000)
 
     assert slot.clock.to_monotonic(now_ms) == pytest.approx(time.monotonic(), abs=0.1)
+
+
+def role(resident: Resident, name: str) -> Resident:
+    return replace(resident, role=name)
+
+
+def test_a_change_of_role_alone_lets_go_of_nothing(queue: Queue) -> None:
+    queue.publish_desired([RESIDENT])
+    slot = join(queue, "slot-1")
+    slot.adopt()
+    assert slot.status.role == "live"
+
+    queue.publish_desired([OTHER, role(RESIDENT, "previous")])
+
+    assert slot.look_up(RESIDENT).resident == role(RESIDENT, "previous")
+    assert slot.status.role == "previous"
+
+
+def test_what_failed_is_left_alone_until_its_next_try_is_due(queue: Queue) -> None:
+    queue.publish_desired([RESIDENT, OTHER])
+    slots = [join(queue, f"slot-{number}") for number in range(3)]
+    assert slots[0].adopt() == RESIDENT
+    failure = slots[0].fail_load(slots[0].begin_load(RESIDENT, 1), "no such file")
+    slots[0].leave()
+
+    assert [slot.adopt() for slot in slots[1:]] == [OTHER, None]
+    assert list_failures(queue) == [failure]
+    time.sleep(1.05)
+
+    assert slots[2].adopt() == RESIDENT
+
+
+def test_tries_are_counted_across_processes_and_wait_longer_each_time(queue: Queue) -> None:
+    queue.publish_desired([RESIDENT])
+    first, second = join(queue, "slot-1"), join(queue, "slot-2")
+    first.adopt()
+    first.begin_load(RESIDENT, 1)  # and the process dies
+    [died] = list_failures(queue)
+    assert (died.count, died.is_under_way) == (1, True)
+    assert "process ended" in died.detail
+
+    again = second.fail_load(second.begin_load(RESIDENT, 1), "no memory")
+
+    assert list_failures(queue) == [again]
+    assert (again.count, again.detail, again.is_under_way) == (2, "no memory", False)
+    assert again.retry_at - time.time() == pytest.approx(2.0, abs=0.5)
+    third = second.begin_load(replace(RESIDENT, artifact="/artifacts/mended"), 1)
+    assert third.count == 1
+    second.end_load(third)
+    assert list_failures(queue) == []
+
+
+def test_what_is_not_desired_any_more_has_not_failed(queue: Queue) -> None:
+    queue.publish_desired([RESIDENT])
+    slot = join(queue, "slot-1")
+    slot.begin_load(RESIDENT, 1)
+    queue.publish_desired([OTHER])
+    slot.adopt()
+    assert list_failures(queue) == []
+
+
+@pytest.mark.parametrize(
+    ("own", "free", "expected"),
+    [
+        ("live", "live", True),
+        ("live", "previous", True),
+        ("live", "candidate", False),
+        ("candidate", "live", True),
+        ("candidate", "candidate", True),
+        ("candidate", "retired", False),
+        ("retired", "candidate", True),
+    ],
+)
+def test_who_cannot_load_has_an_alternative_in_what_is_wanted_as_much(
+    queue: Queue, own: str, free: str, expected: bool
+) -> None:
+    queue.publish_desired([role(RESIDENT, own)])
+    slot = join(queue, "slot-1")
+    slot.adopt()
+    assert not slot.look_up(RESIDENT).has_alternative
+
+    queue.publish_desired([role(RESIDENT, own), role(OTHER, free)])
+    assert slot.look_up(RESIDENT).has_alternative is expected
+
+    slot.begin_load(OTHER, 1)
+    assert not slot.look_up(RESIDENT).has_alternative
+
+
+def test_the_least_wanted_slot_is_needed_by_a_live_version_without_one(queue: Queue) -> None:
+    held = [
+        Resident("chat", f"small/{number}", "/artifact", role=name)
+        for number, name in enumerate(("live", "previous", "candidate", "retired"))
+    ]
+    queue.publish_desired(held)
+    slots = [join(queue, f"slot-{number}") for number in range(4)]
+    assert [slot.adopt() for slot in slots] == held
+
+    def needed() -> list[bool]:
+        pairs = zip(slots, held, strict=True)
+        return [slot.look_up(each).is_needed_elsewhere for slot, each in pairs]
+
+    assert needed() == [False] * 4
+    queue.publish_desired([*held, Resident("other", "small/9", "/artifact")])
+    assert needed() == [False, False, False, True]
+    queue.publish_desired([*held, Resident("other", "small/9", "/artifact", role="candidate")])
+    assert needed() == [False] * 4
+    queue.publish_desired([held[0], *held])  # one more replica of what has a slot already
+    assert needed() == [False] * 4
+    broken = Resident("other", "small/9", "/artifact")
+    queue.publish_desired([*held, broken])
+    slots[0].begin_load(broken, 1)
+    assert needed() == [False] * 4
+
+
+def test_what_another_slot_says_it_has_is_not_free(redis_url: str, queue: Queue) -> None:
+    queue.publish_desired([RESIDENT])
+    holder, idle = join(queue, "slot-1"), join(queue, "slot-2")
+    holder.adopt()
+    holder.renew()
+    with redis.Redis.from_url(redis_url) as client:
+        client.delete("residents")
+
+    assert idle.adopt() is None
+    assert holder.look_up(RESIDENT).resident == RESIDENT
+    holder.report(SlotState.DRAINING)
+    holder.renew()
+    with redis.Redis.from_url(redis_url) as client:
+        client.delete("residents")
+    assert idle.adopt() == RESIDENT
+
+
+def test_an_idle_slot_lets_those_speak_first_who_held_something(queue: Queue) -> None:
+    idle = Member(queue, "slot-1", lease_ms=400)
+    idle.renew()
+    assert idle.adopt() is None  # nothing is published: perhaps everything was lost
+    queue.publish_desired([RESIDENT])
+    assert idle.adopt() is None
+    time.sleep(0.45)
+    idle.renew()
+    assert idle.adopt() == RESIDENT
+
+
+def test_a_report_of_another_release_is_read(queue: Queue) -> None:
+    text = SlotStatus("slot-1", "chat", "small/1", SlotState.READY, probe="abc").to_json()
+    status = SlotStatus.from_json(text[:-1] + ',"new_field":1}', updated_at=5.0)
+    assert (status.probe, status.state, status.updated_at) == ("abc", SlotState.READY, 5.0)
+    assert SlotStatus.from_json('{"slot":"s","state":"ready"}', updated_at=1.0).role == ""

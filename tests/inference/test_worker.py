@@ -3,145 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager
-from pathlib import Path
 
 import pytest
-import redis
 from celery import Celery
 
-from inference.client import Client, NoReadySlot
-from inference.config import InvalidConfig
-from inference.protocol import Failure, GenerateRequest, Resident, Route, SamplingParams, TokenRow
-from inference.queue import Lane, Queue
-from inference.replicas import SlotStatus, list_slots
-from inference.worker import SlotConfig
-from tests.inference.instant_engine import golden_text
-from tests.inference.slot_process import LEASE_MS, SlotProcess, wait_until
-from tests.redis_server import RedisServer
-
-LANE = Lane("chat", "small/1")
-RESIDENT = Resident("chat", "small/1", "/artifact")
-STEP_S = 0.02
+from inference.client import NoReadySlot
+from inference.protocol import Resident
+from tests.inference.slot_process import LEASE_MS
+from tests.inference.slot_site import RESIDENT, STEP_S, Call, Site
 
 pytestmark = pytest.mark.asyncio
-
-_numbers = itertools.count()
-
-
-class Site:
-    """A Redis, the slots on it, and what an operator sees."""
-
-    def __init__(self, server: RedisServer, directory: Path, stack: ExitStack) -> None:
-        self.server = server
-        self.queue = stack.enter_context(Queue(server.url))
-        self._directory = directory
-        self._stack = stack
-        self.queue.apply_route(Route("chat", "a", 1, live="small/1"))
-
-    def publish(self, *residents: Resident) -> None:
-        self.queue.publish_desired(residents)
-
-    def start_slot(self, name: str, **env: str) -> SlotProcess:
-        log = self._directory / f"{name}.log"
-        env = {"TATKAL_TEST_STEP_S": str(STEP_S)} | env
-        return self._stack.enter_context(SlotProcess(self.server.url, name, log, **env))
-
-    async def wait_for(self, is_true: Callable[[], bool], timeout_s: float = 15.0) -> None:
-        await asyncio.to_thread(wait_until, is_true, timeout_s=timeout_s)
-
-    async def wait_ready(self, *names: str, version: str = "small/1") -> None:
-        def all_ready() -> bool:
-            ready = {
-                each.slot
-                for each in self.slots()
-                if (each.state, each.version) == ("ready", version)
-            }
-            return set(names) <= ready
-
-        await self.wait_for(all_ready)
-
-    def slots(self) -> list[SlotStatus]:
-        return list_slots(self.queue)
-
-    def num_left(self) -> int:
-        with redis.Redis.from_url(self.server.url) as client:
-            return int(client.xlen(LANE.key("q")))
-
-    def dead_letters(self) -> list[str]:
-        with redis.Redis.from_url(self.server.url, decode_responses=True, protocol=2) as client:
-            return [fields["id"] for _, fields in client.xrange("dead")]
-
-    @asynccontextmanager
-    async def client(self) -> AsyncIterator[Client]:
-        client = Client(self.server.url)
-        await client.start()
-        try:
-            yield client
-        finally:
-            await client.close()
-
-
-@pytest.fixture
-def site(redis_server: RedisServer, redis_url: str, tmp_path: Path) -> Iterator[Site]:
-    with ExitStack() as stack:
-        yield Site(redis_server, tmp_path, stack)
-
-
-@pytest.fixture
-def own_site(tmp_path: Path) -> Iterator[Site]:
-    """One whose Redis may be killed."""
-    with ExitStack() as stack:
-        directory = tmp_path / "redis"
-        directory.mkdir()
-        yield Site(stack.enter_context(RedisServer(directory)), tmp_path, stack)
-
-
-class Call:
-    """One request and what came of it."""
-
-    def __init__(
-        self,
-        client: Client,
-        prompt: str = "Hello",
-        *,
-        max_tokens: int = 50,
-        deadline_s: float = 30.0,
-    ) -> None:
-        sampling = SamplingParams(max_tokens=max_tokens)
-        request_id = f"r{next(_numbers)}"
-        self.request = GenerateRequest(request_id, "chat", sampling, deadline_s, prompt=prompt)
-        self.rows: list[TokenRow] = []
-        self._client = client
-        self.task = asyncio.create_task(self._read())
-
-    @property
-    def text(self) -> str:
-        return "".join(row.text for row in self.rows)
-
-    @property
-    def failure(self) -> Failure | None:
-        return self.rows[-1].failure
-
-    @property
-    def is_golden(self) -> bool:
-        """Whether it is the whole answer, each token once and in order."""
-        is_finished = self.rows[-1].finish is not None
-        return is_finished and self.text == golden_text(self.request.sampling.max_tokens or 0)
-
-    async def _read(self) -> None:
-        async with self._client.stream(self.request, "user") as stream:
-            async for rows in stream:
-                self.rows += rows
-
-    async def wait_for_rows(self, number: int) -> None:
-        async with asyncio.timeout(15):
-            while len(self.rows) < number and not self.task.done():
-                await asyncio.sleep(0.01)
 
 
 @pytest.mark.slow
@@ -322,21 +195,3 @@ async def test_a_version_that_cannot_be_loaded_is_reported_and_let_go(site: Site
     await site.wait_ready("slot-1", version="small/2")
     site.publish()
     await site.wait_for(lambda: [each.state for each in site.slots()] == ["waiting"])
-
-
-@pytest.mark.parametrize(
-    ("env", "named"),
-    [
-        ({}, "TATKAL_SLOT"),
-        ({"TATKAL_SLOT": "slot 1", "REDIS_URL": "redis://x"}, "TATKAL_SLOT"),
-        ({"TATKAL_SLOT": "slot-1"}, "REDIS_URL"),
-        (
-            {"TATKAL_SLOT": "s", "REDIS_URL": "redis://x", "TATKAL_LEASE_MS": "fast"},
-            "TATKAL_LEASE_MS",
-        ),
-        ({"TATKAL_SLOT": "s", "REDIS_URL": "redis://x", "TATKAL_STALL_S": "0"}, "TATKAL_STALL_S"),
-    ],
-)
-async def test_a_malformed_setting_is_named(env: dict[str, str], named: str) -> None:
-    with pytest.raises(InvalidConfig, match=named):
-        SlotConfig.from_env(env)

@@ -172,3 +172,57 @@ def test_a_pool_without_a_usable_slot_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         BlockPool(num_blocks, block_size)
+
+
+def test_a_pool_that_grows_hands_out_its_old_blocks_first() -> None:
+    pool = BlockPool(num_blocks=4, block_size=16, max_num_blocks=7)
+    held = pool.allocate(1)
+    assert pool.can_grow
+
+    pool.grow(7)
+
+    assert not pool.can_grow
+    assert (pool.num_free, pool.num_held) == (5, 1)
+    assert pool.allocate(5) == [2, 3, 4, 5, 6]
+    pool.check_integrity([held, [2, 3, 4, 5, 6]])
+
+
+def test_a_pool_shrinks_only_when_what_it_loses_is_free() -> None:
+    pool = BlockPool(num_blocks=7, block_size=16)
+    table = pool.allocate(4)
+
+    assert not pool.shrink(4)
+    pool.check_integrity([table])
+    pool.release(table[3:])
+    assert pool.held_blocks == [1, 2, 3]
+
+    assert pool.shrink(4)
+    assert (pool.num_blocks, pool.num_free, pool.num_held) == (4, 0, 3)
+    pool.check_integrity([table[:3]])
+
+
+def test_what_one_sequence_can_fill_is_told_for_the_grown_pool() -> None:
+    pool = BlockPool(num_blocks=3, block_size=16, max_num_blocks=5)
+    assert pool.num_slots == 64
+    assert pool.num_free == 2
+
+
+@pytest.mark.parametrize("num_blocks", [3, 8])
+def test_a_pool_grows_within_its_bounds(num_blocks: int) -> None:
+    pool = BlockPool(num_blocks=4, block_size=16, max_num_blocks=7)
+    with pytest.raises(ValueError, match=f"num_blocks={num_blocks} must be 4 to 7"):
+        pool.grow(num_blocks)
+
+
+@pytest.mark.parametrize("num_blocks", [1, 5])
+def test_a_pool_shrinks_within_its_bounds(num_blocks: int) -> None:
+    pool = BlockPool(num_blocks=4, block_size=16)
+    with pytest.raises(ValueError, match=f"num_blocks={num_blocks} must be 2 to 4"):
+        pool.shrink(num_blocks)
+
+
+def test_integrity_finds_a_count_without_a_block() -> None:
+    pool = BlockPool(num_blocks=4, block_size=16)
+    pool._ref_counts.append(0)
+    with pytest.raises(BrokenPool, match="5 counts for 4 blocks"):
+        pool.check_integrity()

@@ -9,7 +9,12 @@ import pytest
 import torch
 
 from inference.config import EngineConfig, InvalidConfig, ModelConfig
-from inference.engine.kv_cache import KVCache, bytes_per_block, count_blocks
+from inference.engine.kv_cache import (
+    KVCache,
+    bytes_per_block,
+    count_blocks,
+    count_standby_blocks,
+)
 
 SMOLLM2 = ModelConfig(
     family="llama",
@@ -81,3 +86,36 @@ def test_clearing_blocks_touches_no_other() -> None:
     cache.clear(torch.tensor([1, 3]))
     assert not cache.tensor[:, [1, 3]].any()
     assert cache.tensor[:, [0, 2]].isnan().all()
+
+
+def _count_standby(num_blocks: int = 10_000, **options: Any) -> int:
+    config = EngineConfig(Path("unused"), **options)
+    return count_standby_blocks(config, SMOLLM2, num_blocks=num_blocks, item_size=2)
+
+
+def test_a_standby_keeps_what_its_bytes_hold() -> None:
+    assert _count_standby() == 64 * 2**20 // (16 * 23_040) == 182
+    assert _count_standby(standby_kv_bytes=100 * 16 * 23_040) == 100
+
+
+def test_a_standby_can_hold_a_sequence_of_reasonable_length() -> None:
+    assert _count_standby(standby_kv_bytes=1) == 1 + 512 // 16
+
+
+def test_a_standby_keeps_no_more_than_there_is() -> None:
+    assert _count_standby(num_blocks=7) == 7
+
+
+def test_kept_blocks_hold_what_they_held_in_a_cache_of_another_size() -> None:
+    cache = KVCache(
+        SMOLLM2, num_blocks=4, block_size=2, dtype=torch.float32, device=torch.device("cpu")
+    )
+    cache.tensor.copy_(torch.rand_like(cache.tensor))
+    before = cache.tensor.clone()
+    cache.resize(9, [1, 3])
+    assert cache.num_blocks == 9
+    assert torch.equal(cache.tensor[:, [1, 3]], before[:, [1, 3]])
+    assert not cache.tensor[:, 0].any()
+    cache.resize(4, [3])
+    assert cache.num_blocks == 4
+    assert torch.equal(cache.tensor[:, 3], before[:, 3])

@@ -1,0 +1,183 @@
+"""What an engine is made of: runner, scheduler, tokenizer, prompt encoder, put together from one artifact."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Tokenizer
+
+from inference.artifact import Manifest, verify
+from inference.config import EngineConfig, InvalidConfig, ModelConfig
+from inference.engine.block_pool import BlockPool
+from inference.engine.kv_cache import (
+    KVCache,
+    bytes_per_block,
+    count_blocks,
+    count_standby_blocks,
+)
+from inference.engine.memory import available_bytes, check_fits, count_weight_bytes, footprint
+from inference.engine.prompt import PromptEncoder, load_tokenizer
+from inference.engine.runner import Runner
+from inference.engine.scheduler import Scheduler, SchedulerLimits
+from inference.models.decoder import Decoder
+from inference.models.numerics import DTYPES, compute_dtype, describe_numerics
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Numbers that the settings and the model decide; the KV blocks include the reserved one."""
+
+    max_model_len: int
+    full_blocks: int
+    standby_blocks: int
+    weight_bytes: int
+    kv_block_bytes: int
+
+    @classmethod
+    def of(cls, config: EngineConfig, model: ModelConfig) -> Sizes:
+        """Reckoned, before anything is allocated.
+
+        Raises:
+            InvalidConfig: the settings and the model do not go together.
+        """
+        dtype, max_model_len = DTYPES[config.dtype], _max_model_len(config, model)
+        item_size = dtype.itemsize
+        full = count_blocks(config, model, max_model_len=max_model_len, item_size=item_size)
+        return cls(
+            max_model_len=max_model_len,
+            full_blocks=full,
+            standby_blocks=count_standby_blocks(
+                config, model, num_blocks=full, item_size=item_size
+            ),
+            weight_bytes=count_weight_bytes(
+                model,
+                item_size=compute_dtype(dtype, torch.device(config.device)).itemsize,
+                num_positions=max_model_len,
+            ),
+            kv_block_bytes=bytes_per_block(
+                model, block_size=config.block_size, item_size=item_size
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of one engine, its KV cache at the size of a standby."""
+
+    runner: Runner
+    scheduler: Scheduler
+    pool: BlockPool
+    tokenizer: Tokenizer
+    encoder: PromptEncoder
+    model: ModelConfig
+    sizes: Sizes
+    fingerprint: str
+
+
+def load_parts(config: EngineConfig) -> Parts:
+    """The parts of ``config.artifact``, with every file checked against its digest.
+
+    Torch's number of threads is set for the whole process.
+
+    Raises:
+        BrokenArtifact: the artifact is damaged or incomplete.
+        InvalidConfig: the settings and the model do not go together.
+        NotEnoughMemory: it does not fit beside what runs already; nothing was allocated.
+    """
+    started_at = time.monotonic()
+    device = torch.device(config.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidConfig("device='cuda' needs a CUDA device and torch built for it; use 'cpu'.")
+    num_threads = config.num_threads or max(len(os.sched_getaffinity(0)) - 1, 1)
+    torch.set_num_threads(num_threads)
+    manifest = verify(config.artifact)
+    sizes = Sizes.of(config, manifest.model)
+    if device.type == "cpu":
+        _check_memory(manifest.model, sizes)
+    verified_at = time.monotonic()
+    tokenizer = load_tokenizer(config.artifact)
+    pool = BlockPool(sizes.standby_blocks, config.block_size, max_num_blocks=sizes.full_blocks)
+    parts = Parts(
+        runner=_load_runner(config, manifest, sizes, tokenizer),
+        scheduler=_new_scheduler(config, manifest.model, sizes, pool),
+        pool=pool,
+        tokenizer=tokenizer,
+        encoder=PromptEncoder.load(config.artifact, tokenizer),
+        model=manifest.model,
+        sizes=sizes,
+        fingerprint=_fingerprint(config, manifest),
+    )
+    logger.info(
+        "engine loaded artifact=%s fingerprint=%s threads=%d max_model_len=%d kv_blocks=%d to %d "
+        "verified_in_s=%.2f loaded_in_s=%.2f",
+        *(config.artifact.name, parts.fingerprint, num_threads, sizes.max_model_len),
+        *(sizes.standby_blocks, sizes.full_blocks),
+        *(verified_at - started_at, time.monotonic() - verified_at),
+    )
+    return parts
+
+
+def _check_memory(model: ModelConfig, sizes: Sizes) -> None:
+    kv_bytes = sizes.standby_blocks * sizes.kv_block_bytes
+    needed = footprint(model, weight_bytes=sizes.weight_bytes, kv_bytes=kv_bytes)
+    check_fits(needed, available_bytes())
+
+
+def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    if config.max_model_len > model.context_length:
+        raise InvalidConfig(
+            f"max_model_len={config.max_model_len} is more than the model's context of {model.context_length}."
+        )
+    return config.max_model_len or model.context_length
+
+
+def _load_runner(
+    config: EngineConfig, manifest: Manifest, sizes: Sizes, tokenizer: Tokenizer
+) -> Runner:
+    device, dtype = torch.device(config.device), DTYPES[config.dtype]
+    decoder = Decoder.load(
+        config.artifact, manifest, num_positions=sizes.max_model_len, dtype=dtype, device=device
+    )
+    cache = KVCache(
+        manifest.model,
+        num_blocks=sizes.standby_blocks,
+        block_size=config.block_size,
+        dtype=dtype,
+        device=device,
+    )
+    num_token_ids = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    return Runner(decoder, cache, num_token_ids=num_token_ids)
+
+
+def _new_scheduler(
+    config: EngineConfig, model: ModelConfig, sizes: Sizes, pool: BlockPool
+) -> Scheduler:
+    limits = SchedulerLimits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        long_prefill_tokens=config.long_prefill_tokens,
+        max_model_len=sizes.max_model_len,
+        eos_token_ids=frozenset(model.eos_token_ids),
+    )
+    return Scheduler(limits, pool)
+
+
+def _fingerprint(config: EngineConfig, manifest: Manifest) -> str:
+    """A digest over all that may change a token: the model, its text, the arithmetic, the machine."""
+    facts = {
+        "model": manifest.model.to_dict(),
+        "weights": manifest.weights_digest,
+        "tokenizer": manifest.tokenizer_digest,
+        "chat_template": manifest.chat_template_digest,
+        "block_size": config.block_size,
+        **describe_numerics(DTYPES[config.dtype], torch.device(config.device)),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
