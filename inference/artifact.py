@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from io import BufferedReader
 from itertools import accumulate, pairwise
 from math import prod
@@ -209,6 +209,26 @@ def write_artifact(root: Path, contents: Contents, progress: Progress = no_progr
         shutil.rmtree(work, ignore_errors=True)
 
 
+def derive_artifact(source: Path, root: Path, *, model: ModelConfig, chat_template: str) -> Path:
+    """The directory under ``root`` with the weights and tokenizer of a verified ``source``, and another template."""
+    root.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=_INCOMING, dir=root))
+    try:
+        for name in (WEIGHTS, TOKENIZER):
+            _link_or_copy(source / name, work / name)
+        digest = _write_file(work / CHAT_TEMPLATE, [chat_template.encode()])
+        manifest = read_manifest(source)
+        files = {**manifest.files, CHAT_TEMPLATE: digest}
+        size = sum((work / name).stat().st_size for name in files)
+        manifest = replace(
+            manifest, model=model, files=files, chat_template_digest=digest, size_bytes=size
+        )
+        _write_file(work / MANIFEST, [_dumps(manifest.to_dict(), indent=2).encode()])
+        return _publish(work, root / manifest.digest[:_NAME_LENGTH])
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
 def open_regular(path: Path) -> BufferedReader:
     """The regular file at ``path``, never through a symbolic link.
 
@@ -317,6 +337,13 @@ def _write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
         file.flush()
         os.fsync(file.fileno())
     return digest.hexdigest()
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:  # Another file system, or one without links.
+        shutil.copyfile(source, target, follow_symlinks=False)
 
 
 def _publish(work: Path, path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""API keys in the admin: issue one and see its clear text once, revoke, rotate."""
+"""API keys in the admin: issue one and see its clear text once, revoke, rotate. And the people who log in."""
 
 # Django fixes the signatures of these methods, used or not.
 # ruff: noqa: ARG002
@@ -8,12 +8,16 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
+from django.contrib.auth.admin import GroupAdmin, UserAdmin
+from django.contrib.auth.models import Group, User
 from django.db.models import QuerySet
 from django.forms import ModelForm
 from django.http import HttpRequest
 from django.utils import timezone
 from unfold.admin import ModelAdmin
+from unfold.contrib.filters.admin import ChoicesDropdownFilter, RangeDateTimeFilter
 from unfold.decorators import display
+from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
 from controlplane.access import services
 from controlplane.access.models import ApiKey
@@ -49,12 +53,18 @@ class ApiKeyPage(ModelAdmin):
         "key_id",
         "last4",
         "kind",
-        "role",
+        "show_role",
         "show_state",
         "created_at",
         "expires_at",
     )
-    list_filter = ("kind", "role")
+    list_filter = (
+        ("kind", ChoicesDropdownFilter),
+        ("role", ChoicesDropdownFilter),
+        ("created_at", RangeDateTimeFilter),
+    )
+    list_filter_submit = True
+    empty_hint = "Applications need a key to ask, engineers a control token for REST."
     search_fields = ("name", "key_id", "last4")
     ordering = ("-id",)
     actions = ("revoke", "rotate")
@@ -120,6 +130,11 @@ class ApiKeyPage(ModelAdmin):
             else:
                 _show_once(self, request, issued)
 
+    @admin.display(description="role", ordering="role")
+    def show_role(self, key: ApiKey) -> str:
+        """Of a control token."""
+        return key.role or "-"
+
     @display(
         description="state",
         label={"active": "success", "expired": "warning", "revoked": "danger"},
@@ -127,6 +142,34 @@ class ApiKeyPage(ModelAdmin):
     def show_state(self, key: ApiKey) -> str:
         """The state as a coloured label."""
         return key.state_at(timezone.now())
+
+
+admin.site.unregister(User)
+admin.site.unregister(Group)
+
+
+@admin.register(User)
+class UserPage(UserAdmin, ModelAdmin):
+    """People who log in here."""
+
+    form = UserChangeForm
+    add_form = UserCreationForm
+    change_password_form = AdminPasswordChangeForm
+    # What people may do comes with their groups, one for each role.
+    fieldsets = (
+        (None, {"fields": ("username", "password")}),
+        ("Person", {"fields": ("first_name", "last_name", "email")}),
+        ("May do", {"fields": ("is_active", "is_staff", "is_superuser", "groups")}),
+        ("Dates", {"fields": ("last_login", "date_joined")}),
+    )
+    readonly_fields = ("last_login", "date_joined")
+    filter_horizontal = ()
+    list_display = ("username", "email", "is_active", "is_staff", "is_superuser", "last_login")
+
+
+@admin.register(Group)
+class GroupPage(GroupAdmin, ModelAdmin):
+    """What groups of people may do."""
 
 
 def _show_once(page: ModelAdmin, request: HttpRequest, issued: services.Issued) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, NoReturn, Self
 
-from django.core.validators import RegexValidator
+from django.core.validators import RegexValidator, URLValidator
 from django.db import models
 
 validate_slug = RegexValidator(
     r"\A[a-z0-9][a-z0-9._-]*\Z",
     "Use lower-case letters, digits, '.', '_' and '-', beginning with a letter or digit.",
 )
+validate_link = URLValidator(schemes=["http", "https"])
 
 
 class VersionImmutable(Exception):
@@ -44,6 +45,10 @@ class VersionQuerySet(models.QuerySet["Version"]):
         """Versions that an engine slot can load."""
         return self.filter(state=Version.State.READY)
 
+    def unsettled(self) -> Self:
+        """Versions whose import has not ended."""
+        return self.filter(state__in=(Version.State.PENDING, Version.State.IMPORTING))
+
     def importable(self, *, stale_before: datetime) -> Self:
         """Versions to import now, oldest first; an import begun before ``stale_before`` has died."""
         died = models.Q(state=Version.State.IMPORTING, import_started_at__lt=stale_before)
@@ -61,7 +66,10 @@ class Version(models.Model):
     """Everything that decides an answer: weights, tokenizer, template, numerics, options, runtime.
 
     ``dtype`` is what the engine computes in, ``quantization`` how the weights are stored. ``source`` says where
-    the artifact is imported from. ``runtime`` names interpreter and libraries: an upgrade is a new version.
+    the artifact is imported from: a path, or the version whose weights it shares, with another ``chat_template`` when
+    that names a file. ``runtime`` names interpreter and libraries: an upgrade is a new version. Lineage is ``parent``
+    (the version it was made from) and ``run_link`` (the training run). ``import_progress`` is ``{done, total, what}``
+    while an import runs, else empty.
     """
 
     class State(models.TextChoices):
@@ -73,6 +81,7 @@ class Version(models.Model):
     class SourceKind(models.TextChoices):
         GGUF = "gguf", "GGUF file"
         HUGGINGFACE = "huggingface", "Hugging Face directory"
+        ARTIFACT = "artifact", "Weights of another version"
 
     class Dtype(models.TextChoices):
         FLOAT32 = "float32"
@@ -82,12 +91,20 @@ class Version(models.Model):
     model = models.ForeignKey(Model, on_delete=models.PROTECT, related_name="versions")
     number = models.PositiveIntegerField()
     description = models.TextField(blank=True)
+    notes = models.TextField(blank=True, default="", db_default="")
+    parent = models.ForeignKey(
+        "self", on_delete=models.PROTECT, related_name="children", null=True, blank=True
+    )
+    run_link = models.CharField(
+        max_length=500, blank=True, default="", db_default="", validators=[validate_link]
+    )
 
     source_kind = models.CharField(max_length=16, choices=SourceKind)
     source = models.CharField(max_length=1024)
     dtype = models.CharField(max_length=16, choices=Dtype, default=Dtype.BFLOAT16)
     keep_quantized = models.BooleanField(default=False)
     engine_options = models.JSONField(default=dict, blank=True)
+    chat_template = models.CharField(max_length=1024, blank=True, default="", db_default="")
 
     artifact = models.CharField(max_length=1024, blank=True)
     quantization = models.CharField(max_length=16, blank=True)
@@ -102,6 +119,9 @@ class Version(models.Model):
 
     state = models.CharField(max_length=16, choices=State, default=State.PENDING)
     state_reason = models.TextField(blank=True)
+    import_progress = models.JSONField(
+        default=dict, db_default=models.Value({}, models.JSONField()), blank=True
+    )
     created_at = models.DateTimeField()
     created_by = models.CharField(max_length=150)
     import_started_at = models.DateTimeField(null=True, blank=True)
@@ -110,7 +130,7 @@ class Version(models.Model):
     objects = VersionQuerySet.as_manager()
 
     # What people may still write on a ready version.
-    MUTABLE_WHEN_READY = frozenset({"description"})
+    MUTABLE_WHEN_READY = frozenset({"description", "notes", "run_link"})
 
     class Meta:
         constraints = [
@@ -125,7 +145,7 @@ class Version(models.Model):
         return self.name
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Write the row, unless it is ready and something other than its description differs.
+        """Write the row, unless it is ready and something that decides its answers differs.
 
         Raises:
             VersionImmutable: register a new version instead.
@@ -144,6 +164,11 @@ class Version(models.Model):
     def name(self) -> str:
         """``model/number``, as routes, logs and slots call it."""
         return f"{self.model.name}/{self.number}"
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether its import has ended, either way."""
+        return self.state in (self.State.READY, self.State.FAILED)
 
     @property
     def is_ready(self) -> bool:

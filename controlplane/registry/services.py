@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import platform
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
 from http import HTTPStatus
@@ -12,39 +14,34 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from django.conf import settings
 from django.core.exceptions import ValidationError
-from django.db import transaction
+from django.db import DatabaseError, IntegrityError, transaction
 from django.db.models import Max
 
 from controlplane.errors import DomainError
 from controlplane.events.services import record
-from controlplane.registry import imports
-from controlplane.registry.models import Model, Version, validate_slug
-from inference.config import EngineConfig, InvalidConfig
+from controlplane.registry import imports, sources
+from controlplane.registry.drafts import RUNTIME_PACKAGES, Checked, Draft, check
+from controlplane.registry.models import Model, Version
 
-# The libraries whose release can change a token.
-RUNTIME_PACKAGES = ("tatkal", "torch", "numpy", "tokenizers", "safetensors", "jinja2")
+logger = logging.getLogger(__name__)
+
+PROGRESS_INTERVAL_S = 1.0
 
 
-class InvalidVersion(DomainError):
-    """A version cannot be registered as described."""
+class InvalidModel(DomainError):
+    """A model cannot be as described."""
 
-    code = "invalid_version"
+    code = "invalid_model"
     status = HTTPStatus.BAD_REQUEST
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a version's weights come from, and how they are taken over.
+class ModelExists(DomainError):
+    """The name is taken."""
 
-    ``kind`` is ``gguf`` (a file) or ``huggingface`` (a directory). ``keep_quantized`` stores the weights as they are
-    quantised in the source; otherwise they are stored in ``dtype``.
-    """
-
-    kind: str
-    path: Path
-    dtype: str = "bfloat16"
-    keep_quantized: bool = False
+    code = "model_exists"
+    status = HTTPStatus.CONFLICT
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,39 +54,75 @@ class Importing:
 
 
 @transaction.atomic
-def register(
-    *,
-    model: str,
-    source: Source,
-    actor: str,
-    now: datetime,
-    description: str = "",
-    engine_options: Mapping[str, Any] | None = None,
-) -> Version:
-    """Add the next version of ``model``, to be imported; the model is made when it is new.
+def create_model(*, name: str, description: str, actor: str, now: datetime) -> Model:
+    """Add a model that has no versions yet.
 
     Raises:
-        InvalidVersion: the name, the source or an engine option cannot work.
+        InvalidModel: the name cannot be one.
+        ModelExists: the name is taken.
     """
-    options = dict(engine_options or {})
-    _check(model, source, options)
-    owner, _ = Model.objects.get_or_create(name=model, defaults={"created_at": now})
+    model = Model(name=name, description=description, created_at=now)
+    try:
+        model.clean_fields()
+    except ValidationError as error:
+        raise InvalidModel(f"Model name {name!r}: {'; '.join(error.messages)}") from error
+    try:
+        with transaction.atomic():
+            model.save(force_insert=True)
+    except IntegrityError as error:
+        raise ModelExists(
+            f"Model {name!r} exists already; register a version of it, or choose another name."
+        ) from error
+    record(type="model.created", subject=f"model:{name}", actor=actor, now=now)
+    return model
+
+
+def check_draft(draft: Draft) -> Checked:
+    """What ``register`` would find wrong, without registering.
+
+    Raises:
+        InvalidVersion: something cannot work; it names the field.
+    """
+    return check(draft, sources.allowed_roots(settings.MODEL_ROOTS))
+
+
+@transaction.atomic
+def register(*, draft: Draft, actor: str, now: datetime) -> Version:
+    """Add the next version of the draft's model, to be imported; the model is made when it is new.
+
+    Raises:
+        InvalidVersion: something cannot work; it names the field.
+    """
+    checked = check_draft(draft)
+    owner, is_new = Model.objects.get_or_create(name=draft.model, defaults={"created_at": now})
+    if is_new:
+        record(type="model.created", subject=f"model:{owner.name}", actor=actor, now=now)
     # The lock on the model row makes the next number ours until commit.
     owner = Model.objects.select_for_update().get(pk=owner.pk)
     highest = owner.versions.aggregate(highest=Max("number"))["highest"] or 0
     version = Version.objects.create(
         model=owner,
         number=highest + 1,
-        description=description,
-        source_kind=source.kind,
-        source=str(source.path),
-        dtype=source.dtype,
-        keep_quantized=source.keep_quantized,
-        engine_options=options,
+        description=draft.description,
+        notes=draft.notes,
+        parent=checked.parent,
+        run_link=draft.run_link,
+        source_kind=draft.source.kind,
+        source=checked.location,
+        dtype=draft.source.dtype,
+        keep_quantized=draft.source.keep_quantized,
+        chat_template=checked.chat_template,
+        engine_options=dict(draft.engine_options),
+        runtime=dict(draft.runtime),
         created_at=now,
         created_by=actor,
     )
-    _record("version.registered", version, actor=actor, now=now, data={"source": version.source})
+    data = {
+        "source_kind": version.source_kind,
+        "source": version.source,
+        "parent": checked.parent.name if checked.parent else None,
+    }
+    _record("version.registered", version, actor=actor, now=now, data=data)
     return version
 
 
@@ -112,42 +145,74 @@ def import_version(
 
     None when another process took it first. An import that was told to stop leaves the version PENDING.
     """
+    started_at = clock()
     taken = Version.objects.filter(
         pk=version.pk, state=version.state, import_started_at=version.import_started_at
-    ).update(state=Version.State.IMPORTING, import_started_at=clock())
+    ).update(
+        state=Version.State.IMPORTING,
+        import_started_at=started_at,
+        state_reason="",
+        import_progress={},
+    )
     if not taken:
         return None
+    shown = _ShownProgress(version.pk, started_at)
+
+    def on_progress(progress: imports.Progress) -> None:
+        importing.on_progress(progress)
+        shown.write(progress)
+
     try:
         report = imports.run_import(
-            _arguments(version, importing.root),
-            limits=importing.limits,
-            on_progress=importing.on_progress,
+            _arguments(version, importing.root), limits=importing.limits, on_progress=on_progress
         )
     except imports.ImportFailed as failure:
         return _end_without_artifact(version, failure, now=clock())
     return _end_ready(version, report, now=clock())
 
 
-def _check(model: str, source: Source, options: Mapping[str, Any]) -> None:
-    try:
-        validate_slug(model)
-    except ValidationError as error:
-        raise InvalidVersion(f"Model name {model!r}: {error.messages[0]}") from error
-    if source.kind not in Version.SourceKind.values:
-        raise InvalidVersion(
-            f"Source kind {source.kind!r} must be one of {', '.join(Version.SourceKind.values)}."
+class _ShownProgress:
+    """Writes how far an import is into its row, at most once a second."""
+
+    def __init__(self, pk: int, started_at: datetime) -> None:
+        self._row = Version.objects.filter(
+            pk=pk, state=Version.State.IMPORTING, import_started_at=started_at
         )
-    if not source.path.is_absolute():
-        raise InvalidVersion(f"Source path {str(source.path)!r} must be absolute.")
-    try:
-        EngineConfig(artifact=Path("/"), dtype=source.dtype).with_options(options)
-    except (InvalidConfig, TypeError) as error:
-        raise InvalidVersion(f"Engine options cannot work: {error}") from error
+        self._next_at = time.monotonic()
+
+    def write(self, progress: imports.Progress) -> None:
+        if time.monotonic() < self._next_at:
+            return
+        self._next_at = time.monotonic() + PROGRESS_INTERVAL_S
+        try:
+            self._row.update(import_progress=asdict(progress))
+        except DatabaseError:
+            # People see an older number; the import itself goes on.
+            logger.warning("import progress not written", exc_info=True)
 
 
 def _arguments(version: Version, root: Path) -> list[str]:
-    weights = ["--keep-quantized"] if version.keep_quantized else ["--dtype", version.dtype]
-    return [version.source_kind, version.source, "--root", str(root), *weights]
+    """The importer's arguments. Paths are looked up again: what they lead to may have changed since registration."""
+    roots = sources.allowed_roots(settings.MODEL_ROOTS)
+    try:
+        source = _locate(version, roots)
+        template = version.chat_template and str(sources.find_file(version.chat_template, roots))
+    except sources.SourceRefused as error:
+        raise imports.ImportFailed("source_refused", str(error)) from error
+    arguments = [version.source_kind, source, "--root", str(root)]
+    if version.source_kind == Version.SourceKind.ARTIFACT:
+        return arguments + (["--chat-template", template] if template else [])
+    return arguments + (
+        ["--keep-quantized"] if version.keep_quantized else ["--dtype", version.dtype]
+    )
+
+
+def _locate(version: Version, roots: tuple[Path, ...]) -> str:
+    if version.source_kind == Version.SourceKind.ARTIFACT:
+        return Version.objects.ready().named(version.source).get().artifact
+    if version.source_kind == Version.SourceKind.GGUF:
+        return str(sources.find_file(version.source, roots))
+    return str(sources.find_directory(version.source, roots))
 
 
 @transaction.atomic
@@ -163,7 +228,8 @@ def _end_ready(version: Version, report: imports.ImportReport, *, now: datetime)
     row.num_parameters = manifest["num_parameters"]
     row.size_bytes = manifest["size_bytes"]
     row.generation_defaults = manifest["generation_defaults"]
-    row.runtime = current_runtime()
+    row.runtime = current_runtime() | row.runtime
+    row.import_progress = {}
     row.state, row.state_reason, row.ready_at = Version.State.READY, "", now
     row.save()
     _record(
@@ -179,6 +245,7 @@ def _end_without_artifact(
     row = Version.objects.select_for_update().select_related("model").get(pk=version.pk)
     row.state = Version.State.PENDING if failure.may_retry else Version.State.FAILED
     row.state_reason = f"{failure.code}: {failure.message}"
+    row.import_progress = {}
     row.save()
     if not failure.may_retry:
         _record("version.failed", row, actor="importer", now=now, data={"code": failure.code})

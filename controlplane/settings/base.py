@@ -47,6 +47,15 @@ def env_list(name: str, default: str) -> list[str]:
     return [part.strip() for part in (os.environ.get(name) or default).split(",") if part.strip()]
 
 
+def env_roots(name: str, default: Path) -> tuple[Path, ...]:
+    """The variable split at colons into absolute directories, which need not exist yet."""
+    roots = tuple(Path(part) for part in os.environ.get(name, "").split(":") if part) or (default,)
+    for root in roots:
+        if not root.is_absolute():
+            raise ImproperlyConfigured(f"{name}: {str(root)!r} must be an absolute path.")
+    return roots
+
+
 TATKAL_HOME = Path(env_str("TATKAL_HOME", "var")).resolve()
 REDIS_URL = env_str("REDIS_URL")
 GATEWAY_PORT = env_int("PORT", 8000, low=1, high=65535)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import warnings
 from datetime import timedelta
+from typing import Any
 
 import dj_database_url
+from csp.constants import NONE, SELF, UNSAFE_EVAL, UNSAFE_INLINE
+from django.http import HttpRequest
+from django.templatetags.static import static
+from django.urls import reverse, reverse_lazy
 
 from controlplane.settings.base import *
 
@@ -16,7 +21,10 @@ STARTUP_CHECKS = ("database",)
 MAX_BODY_BYTES = 2**20
 
 INSTALLED_APPS = [
+    # Before unfold, whose templates it replaces.
+    "controlplane.console",
     "unfold",
+    "unfold.contrib.filters",
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
@@ -30,11 +38,12 @@ INSTALLED_APPS = [
     "controlplane.registry",
     "controlplane.endpoints",
     "controlplane.monitoring",
-    "controlplane.console",
+    "axes",
 ]
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    "csp.middleware.CSPMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -42,6 +51,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "axes.middleware.AxesMiddleware",
 ]
 
 TEMPLATES = [
@@ -85,6 +95,11 @@ AUTH_PASSWORD_VALIDATORS = [
         "NumericPasswordValidator",
     )
 ]
+AUTHENTICATION_BACKENDS = [
+    "axes.backends.AxesStandaloneBackend",
+    "django.contrib.auth.backends.ModelBackend",
+    "controlplane.access.roles.RoleBackend",
+]
 LOGIN_URL = "admin:login"
 SESSION_COOKIE_NAME = "tatkal_session"
 SESSION_COOKIE_AGE = 8 * 3600
@@ -92,11 +107,34 @@ SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
 CSRF_COOKIE_NAME = "tatkal_csrf"
 CSRF_COOKIE_SAMESITE = "Lax"
+# Ten wrong passwords for one name from one address close the door for that pair for five minutes.
+AXES_FAILURE_LIMIT = 10
+AXES_COOLOFF_TIME = timedelta(minutes=5)
+AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
+AXES_LOCKOUT_TEMPLATE = "tatkal/locked_out.html"
+AXES_RESET_ON_SUCCESS = True
+AXES_DISABLE_ACCESS_LOG = True
+AXES_ENABLE_ADMIN = False
+AXES_VERBOSE = False
 CSRF_TRUSTED_ORIGINS = env_list("TATKAL_CSRF_TRUSTED_ORIGINS", "")
 X_FRAME_OPTIONS = "DENY"
 SECURE_CONTENT_TYPE_NOSNIFF = True
 SECURE_REFERRER_POLICY = "same-origin"
 SECURE_CROSS_ORIGIN_OPENER_POLICY = "same-origin"
+# Pages load nothing from elsewhere and run no script that stands in the page. unfold's Alpine compiles the
+# expressions in its attributes ('unsafe-eval') and sets styles ('unsafe-inline').
+CONTENT_SECURITY_POLICY = {
+    "DIRECTIVES": {
+        "default-src": [SELF],
+        "script-src": [SELF, UNSAFE_EVAL],
+        "style-src": [SELF, UNSAFE_INLINE],
+        "img-src": [SELF, "data:"],
+        "object-src": [NONE],
+        "base-uri": [NONE],
+        "form-action": [SELF],
+        "frame-ancestors": [NONE],
+    }
+}
 
 # --- HTTPS: on with TATKAL_HTTPS=true behind a proxy that ends TLS and sets X-Forwarded-Proto. Without it the process
 # is meant for loopback, where no certificate can be had, and only then are the deployment checks that ask for TLS
@@ -147,28 +185,109 @@ SPECTACULAR_SETTINGS = {
     "SERVE_PERMISSIONS": ["controlplane.api.drf.HasRole"],
     "SCHEMA_PATH_PREFIX": "/api/v1",
     "COMPONENT_SPLIT_REQUEST": True,
+    "ENUM_NAME_OVERRIDES": {
+        "SlotState": [
+            (state, state)
+            for state in ("waiting", "loading", "warming", "ready", "draining", "failed")
+        ],
+        "VersionState": "controlplane.registry.models.Version.State",
+        "InFlightPolicy": "controlplane.endpoints.models.Endpoint.InFlight",
+    },
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
         "controlplane.api.problems.describe_problems",
     ],
 }
 
+FORMAT_MODULE_PATH = ["controlplane.settings.formats"]
+
+
+def page(title: str, icon: str, model: str, description: str) -> dict[str, Any]:
+    """An entry of the menu for the list of ``app.model``, shown to whoever may see its rows."""
+    app, name = model.split(".")
+
+    def may_view(request: HttpRequest) -> bool:
+        return request.user.has_perm(f"{app}.view_{name}")
+
+    return {
+        "title": title,
+        "icon": icon,
+        "link": reverse_lazy(f"admin:{app}_{name}_changelist"),
+        "permission": may_view,
+        "description": description,
+    }
+
+
+def is_at_endpoints(request: HttpRequest) -> bool:
+    """The page of the slots lies below that of the endpoints, and has an entry of its own."""
+    is_slots = request.path == reverse("admin:endpoints_slots")
+    return request.path.startswith(reverse("admin:endpoints_endpoint_changelist")) and not is_slots
+
+
+MENU = {
+    "Serving": [
+        {
+            **page(
+                "Endpoints",
+                "alt_route",
+                "endpoints.endpoint",
+                "Which version answers, and the way back.",
+            ),
+            "active": is_at_endpoints,
+        },
+        page("Models", "category", "registry.model", "Lines of versions."),
+        page("Versions", "deployed_code", "registry.version", "Register one, and watch it load."),
+        {
+            **page(
+                "Slots", "memory", "endpoints.endpoint", "Engine processes, and what they hold."
+            ),
+            "link": reverse_lazy("admin:endpoints_slots"),
+        },
+    ],
+    "Traffic": [
+        page(
+            "Request log", "list_alt", "monitoring.requestlog", "Every request, and how it ended."
+        ),
+    ],
+    "Access": [
+        page("API keys", "key", "access.apikey", "For applications and for engineers' tools."),
+        page("Users", "person", "auth.user", "People who log in here."),
+        page("Groups", "group", "auth.group", "What groups of people may do."),
+    ],
+    "Audit": [
+        page("Events", "history", "events.event", "Who changed what, when and why."),
+        page("Outbox", "outbox", "events.outbox", "Changes on their way to Redis."),
+    ],
+}
 UNFOLD = {
     "SITE_TITLE": "Tatkal",
     "SITE_HEADER": "Tatkal",
     "SITE_SYMBOL": "bolt",
+    "SITE_FAVICONS": [
+        {
+            "rel": "icon",
+            "type": "image/svg+xml",
+            "sizes": "any",
+            "href": lambda _request: static("tatkal/favicon.svg"),
+        }
+    ],
+    "STYLES": [lambda _request: static("tatkal/admin.css")],
     "SHOW_HISTORY": False,
     "SHOW_VIEW_ON_SITE": False,
+    "SIDEBAR": {
+        "navigation": [{"title": title, "items": items} for title, items in MENU.items()],
+    },
 }
 
-# Several tasks a second that found nothing to do are no news.
+# Several tasks a second that found nothing to do are no news, nor is a login that went well.
 LOGGING["loggers"] = {
     name: {"level": "WARNING"}
-    for name in ("celery.app.trace", "celery.worker.strategy", "celery.beat")
+    for name in ("axes", "celery.app.trace", "celery.worker.strategy", "celery.beat")
 }
 
-# --- Imports and retention.
+# --- Imports and retention. Sources of versions lie below MODEL_ROOTS or in the package with the demo weights.
 ARTIFACT_ROOT = TATKAL_HOME / "artifacts"
+MODEL_ROOTS = env_roots("TATKAL_MODEL_ROOTS", TATKAL_HOME / "models")
 IMPORT_TIMEOUT_S = env_int("TATKAL_IMPORT_TIMEOUT_S", 1800, low=1)
 IMPORT_MEMORY_BYTES = env_int("TATKAL_IMPORT_MEMORY_BYTES", 64 * 2**30, low=2**28, high=2**50)
 LOG_RETENTION = timedelta(days=env_int("TATKAL_LOG_DAYS", 30, low=1, high=3650))

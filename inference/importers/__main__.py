@@ -16,6 +16,7 @@ from typing import Any
 
 from inference.artifact import BrokenArtifact, read_manifest
 from inference.importers.checkpoint import STORED_DTYPES
+from inference.importers.derived import import_artifact
 from inference.importers.gguf import import_gguf
 from inference.importers.huggingface import import_huggingface
 
@@ -48,15 +49,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m inference.importers", description=__doc__)
     formats = parser.add_subparsers(required=True, metavar="FORMAT")
+    artifact = _add_format(formats, "artifact", "an artifact of ours", _run_artifact)
+    artifact.add_argument(
+        "--chat-template", type=Path, help="a file that replaces the chat template"
+    )
     gguf = _add_format(formats, "gguf", "a GGUF file of the Llama architecture", _run_gguf)
+    _add_dtype(gguf)
     gguf.add_argument(
         "--keep-quantized",
         action="store_true",
         help="keep Q4_0, Q4_1 and Q8_0 blocks as they are; nothing is rounded",
     )
-    _add_format(
+    huggingface = _add_format(
         formats, "huggingface", "a Hugging Face directory of the Llama family", _run_huggingface
     )
+    _add_dtype(huggingface)
     return parser.parse_args(arguments)
 
 
@@ -66,9 +73,18 @@ def _add_format(
     parser: argparse.ArgumentParser = formats.add_parser(name, help=what)
     parser.add_argument("source", type=Path, help=what)
     parser.add_argument("--root", type=Path, required=True, help="directory of all artifacts")
-    parser.add_argument("--dtype", choices=sorted(STORED_DTYPES), default="bfloat16")
     parser.set_defaults(run=run)
     return parser
+
+
+def _add_dtype(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dtype", choices=sorted(STORED_DTYPES), default="bfloat16")
+
+
+def _run_artifact(options: argparse.Namespace) -> Path:
+    return import_artifact(
+        options.source, options.root, chat_template=options.chat_template, progress=_report
+    )
 
 
 def _run_gguf(options: argparse.Namespace) -> Path:

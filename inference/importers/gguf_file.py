@@ -92,8 +92,8 @@ def read_header(path: Path) -> GgufHeader:
     """
     with open_regular(path) as file:
         reader = _Reader(file, path)
-        if reader.take(4) != b"GGUF":
-            raise reader.refuse("magic", "this is no GGUF file.", code="unsupported_format")
+        if (magic := reader.take(4)) != b"GGUF":
+            raise _refuse_magic(path, magic)
         if (version := reader.scalar("I")) not in (2, 3):
             raise reader.refuse(
                 "version", f"{version} is not supported, only 2 and 3.", code="unsupported_format"
@@ -103,6 +103,15 @@ def read_header(path: Path) -> GgufHeader:
         metadata = _read_metadata(reader, num_keys)
         infos = [_read_tensor_info(reader) for _ in range(num_tensors)]
         return GgufHeader(metadata, _place_tensors(reader, metadata, infos))
+
+
+def _refuse_magic(path: Path, magic: bytes) -> BrokenArtifact:
+    problem, mend = "this is no GGUF file.", "Download or export the file again."
+    # What torch.save() writes: a pickle, since torch 1.6 inside a zip.
+    if magic[:1] == b"\x80" or magic == b"PK\x03\x04":
+        problem = "this is a pickle, which can run code when it is read, so it is not accepted."
+        mend = "Convert the weights to safetensors or GGUF."
+    return BrokenArtifact(path.name, "magic", problem, mend, code="unsupported_format")
 
 
 class _Reader:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
+from axes.models import AccessAttempt
 from django.contrib import admin
+from django.contrib.auth.models import Group
 from django.test import Client
-from django.urls import reverse
+from django.urls import reverse, reverse_lazy
 from django.utils import timezone
 
 from controlplane.access import services as access
@@ -23,6 +27,8 @@ OURS = sorted(
     for model in admin.site._registry
     if model.__module__.startswith("controlplane.")
 )
+
+ADDED_BY_FORM = ("access_apikey", "endpoints_endpoint", "registry_version")
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +73,7 @@ def test_a_stranger_is_asked_to_log_in(client: Client) -> None:
         assert "/admin/login/" in response.headers["Location"]
 
 
-@pytest.mark.parametrize("name", [name for name in OURS if name != "access_apikey"])
+@pytest.mark.parametrize("name", [name for name in OURS if name not in ADDED_BY_FORM])
 def test_rows_that_come_from_services_cannot_be_added_by_hand(
     name: str, admin_client: Client
 ) -> None:
@@ -139,6 +145,141 @@ def test_only_the_description_of_a_version_can_be_changed(admin_client: Client) 
     version.refresh_from_db()
     assert version.description == "Better at trains."
     assert (version.weights_digest, version.state) == ("abc", "ready")
+
+
+@pytest.fixture
+def gguf(tmp_path: Path, settings: Any) -> str:
+    """A file that could be a model, in the one allowed root."""
+    settings.MODEL_ROOTS = (tmp_path,)
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(b"GGUF")
+    return str(path)
+
+
+REGISTER = reverse_lazy("admin:registry_version_add")
+
+
+def test_a_version_is_registered_by_form_and_its_page_renews_itself(
+    admin_client: Client, gguf: str
+) -> None:
+    assert gguf in admin_client.get(REGISTER).content.decode(), "sources are suggested"
+    form = {
+        "model_name": "fresh",
+        "source_kind": "gguf",
+        "source": gguf,
+        "dtype": "bfloat16",
+        "keep_quantized": "on",
+        "engine_options": '{"max_num_seqs": 8}',
+        "run_link": "https://mlflow.test/7",
+    }
+    page = admin_client.post(REGISTER, form, follow=True)
+    version = Version.objects.named("fresh/1").get()
+    assert (version.created_by, version.keep_quantized) == ("admin", True)
+    assert version.engine_options == {"max_num_seqs": 8}
+    address = reverse("admin:registry_version_change", args=[version.pk])
+    assert page.redirect_chain == [(address, 302)]
+    assert page.headers["Refresh"] == "2"
+    assert "Refresh" in admin_client.get(reverse("admin:registry_version_changelist")).headers
+    text = page.content.decode()
+    assert 'name="description"' not in text, "typing would be lost"
+    assert 'name="_save"' not in text
+
+    Version.objects.filter(pk=version.pk).update(
+        state="importing", import_progress={"done": 3, "total": 12, "what": "layer 3"}
+    )
+    assert "25 %: layer 3" in admin_client.get(address).content.decode()
+
+    reason = "unsupported_format: tiny.gguf: magic: this is a pickle. Convert it."
+    Version.objects.filter(pk=version.pk).update(state="failed", state_reason=reason)
+    page = admin_client.get(address)
+    assert "Refresh" not in page.headers
+    assert "This kind of file is not read. tiny.gguf: magic" in page.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"model_name": "Fresh"}, "lower-case letters"),
+        ({"source": "/etc/passwd"}, "outside the allowed model roots"),
+        ({"source_kind": "huggingface"}, "is a file"),
+        ({"source_kind": "artifact", "source": "fresh/9"}, "There is no version"),
+        ({"engine_options": "{"}, "Enter a valid JSON"),
+        ({"engine_options": '{"block_sise": 1}'}, "block_sise"),
+        ({"runtime": '{"torch": 2}'}, "quotation marks"),
+        ({"run_link": "javascript:alert(1)"}, "http or https address"),
+        ({"chat_template": "/etc/passwd"}, "its own template"),
+    ],
+)
+def test_what_cannot_be_registered_is_said_beside_the_field(
+    admin_client: Client, gguf: str, change: dict[str, str], told: str
+) -> None:
+    form = {"model_name": "fresh", "source_kind": "gguf", "source": gguf, "dtype": "bfloat16"}
+    page = admin_client.post(REGISTER, form | change)
+    assert page.status_code == 200
+    assert told in page.content.decode()
+    assert not Version.objects.filter(model__name="fresh").exists()
+
+
+def test_a_ready_version_is_registered_again_from_its_weights(admin_client: Client) -> None:
+    version = make_version(engine_options={"block_size": 32})
+    place = reverse("admin:registry_version_register_again", args=[version.pk])
+    page = admin_client.get(place, follow=True)
+    initial = page.context["adminform"].form.initial
+    assert (initial["source_kind"], initial["source"]) == ("artifact", version.name)
+    form = {
+        "model_name": "tiny",
+        "source_kind": "artifact",
+        "source": version.name,
+        "dtype": "float32",
+    }
+    admin_client.post(REGISTER, form)
+    child = Version.objects.latest("pk")
+    assert (child.parent, child.dtype) == (version, "float32")
+    text = admin_client.get(
+        reverse("admin:registry_version_change", args=[child.pk])
+    ).content.decode()
+    assert reverse("admin:registry_version_change", args=[version.pk]) in text
+    assert "Register again" not in admin_client.get(REGISTER).content.decode()
+
+
+@pytest.mark.parametrize("pk", ["0", "x", "1' OR 1=1"])
+def test_a_version_that_is_not_there_leads_back(admin_client: Client, pk: str) -> None:
+    page = admin_client.get(reverse("admin:registry_version_change", args=[pk]))
+    assert page.status_code == 302
+    assert admin_client.get(REGISTER, {"from": pk}).status_code == 200
+
+
+def test_pages_run_no_script_from_elsewhere(admin_client: Client) -> None:
+    policy = admin_client.get(reverse("admin:index")).headers["Content-Security-Policy"]
+    rules = dict(part.strip().split(" ", 1) for part in policy.split(";"))
+    assert rules["default-src"] == "'self'"
+    assert rules["script-src"] == "'self' 'unsafe-eval'"
+    assert rules["frame-ancestors"] == "'none'"
+
+
+def test_ten_wrong_passwords_close_the_door_for_that_name_alone(
+    admin_user: object, client: Client
+) -> None:
+    def log_in(username: str, password: str) -> int:
+        form = {"username": username, "password": password}
+        return client.post(reverse("admin:login"), form).status_code
+
+    assert [log_in("admin", "wrong") for _ in range(10)] == [200] * 9 + [429]
+    assert log_in("admin", "password") == 429, "the right one too, until the pause is over"
+    assert log_in("somebody", "wrong") == 200
+    AccessAttempt.objects.update(attempt_time=timezone.now() - timedelta(minutes=6))
+    assert log_in("admin", "password") == 302
+
+
+def test_the_menu_shows_what_a_person_may_see(client: Client, django_user_model: Any) -> None:
+    person = django_user_model.objects.create_user("ada", password="x", is_staff=True)
+    client.force_login(person)
+    assert "Versions" not in client.get(reverse("admin:index")).content.decode()
+    person.groups.add(Group.objects.get(name="viewer"))
+    text = client.get(reverse("admin:index")).content.decode()
+    assert "Versions" in text
+    assert reverse("admin:auth_user_changelist") not in text
+    assert client.get(REGISTER).status_code == 403
 
 
 def test_a_form_from_another_origin_is_refused(admin_user: object) -> None:

@@ -27,10 +27,11 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[Home]:
     """A fresh home whose weights are there, with the importer's child process replaced by its report."""
     weights = tmp_path / "tiny.gguf"
     weights.touch()
+    settings.MODEL_ROOTS = (tmp_path,)
     monkeypatch.setenv("TATKAL_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(prepare, "_find_weights", lambda: weights)
     monkeypatch.setattr(Home, "lock", lambda self: None)

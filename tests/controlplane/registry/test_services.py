@@ -12,12 +12,12 @@ from django.db import DatabaseError, transaction
 
 from controlplane.events.models import Event
 from controlplane.registry import imports, services
+from controlplane.registry.drafts import Draft, InvalidVersion, Source
 from controlplane.registry.models import Model, Version, VersionImmutable
 from tests.factories import NOW, make_version
 
 pytestmark = pytest.mark.django_db
 
-SOURCE = services.Source("gguf", Path("/models/tiny.gguf"))
 MANIFEST: dict[str, Any] = {
     "quantization": "none",
     "weights_digest": "a" * 64,
@@ -30,9 +30,29 @@ MANIFEST: dict[str, Any] = {
 }
 
 
-def register(**fields: Any) -> Version:
-    values: dict[str, Any] = {"model": "tiny", "source": SOURCE, "actor": "ada", "now": NOW}
-    return services.register(**values | fields)
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, settings: Any) -> Path:
+    """The one allowed root, with a file and a directory that could be models."""
+    root = tmp_path / "models"
+    (root / "tiny-hf").mkdir(parents=True)
+    (root / "tiny-hf" / "config.json").write_text("{}")
+    (root / "tiny.gguf").write_bytes(b"GGUF")
+    settings.MODEL_ROOTS = (root,)
+    return root
+
+
+@pytest.fixture
+def register(root: Path) -> Callable[..., Version]:
+    """Registers a version of ``tiny`` from the file, unless told otherwise."""
+
+    def call(**fields: Any) -> Version:
+        values: dict[str, Any] = {
+            "model": "tiny",
+            "source": Source("gguf", str(root / "tiny.gguf")),
+        } | fields
+        return services.register(draft=Draft(**values), actor="ada", now=NOW)
+
+    return call
 
 
 def clock() -> datetime:
@@ -63,40 +83,85 @@ def importer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[list[str]]
     return replace
 
 
-def test_versions_of_a_model_are_numbered_without_gaps() -> None:
+def test_versions_of_a_model_are_numbered_without_gaps(register: Callable[..., Version]) -> None:
     assert [register().number for _ in range(3)] == [1, 2, 3]
     assert register(model="other").number == 1
     assert Model.objects.count() == 2
 
 
-def test_registering_is_recorded() -> None:
+def test_registering_is_recorded(register: Callable[..., Version], root: Path) -> None:
     version = register()
     assert version.state == Version.State.PENDING
     event = Event.objects.about("version:tiny/1").get()
     assert (event.type, event.actor) == ("version.registered", "ada")
+    assert event.data["source"] == str(root / "tiny.gguf")
+    assert Event.objects.about("model:tiny").get().type == "model.created"
+
+
+def test_a_model_is_created_once_and_by_a_good_name() -> None:
+    made = services.create_model(name="chat", description="For talks.", actor="ada", now=NOW)
+    assert (made.name, made.description) == ("chat", "For talks.")
+    with pytest.raises(services.ModelExists, match="'chat' exists already"):
+        services.create_model(name="chat", description="", actor="ada", now=NOW)
+    with pytest.raises(services.InvalidModel, match="'Chat'"):
+        services.create_model(name="Chat", description="", actor="ada", now=NOW)
 
 
 @pytest.mark.parametrize(
-    ("fields", "named"),
+    ("fields", "field", "told"),
     [
-        ({"model": "Tiny"}, "Model name 'Tiny'"),
-        ({"model": "a/b"}, "Model name 'a/b'"),
-        ({"source": services.Source("onnx", Path("/x"))}, "Source kind 'onnx'"),
-        ({"source": services.Source("gguf", Path("x.gguf"))}, "must be absolute"),
-        ({"source": services.Source("gguf", Path("/x"), dtype="int3")}, "dtype='int3'"),
-        ({"engine_options": {"block_sise": 16}}, "block_sise"),
-        ({"engine_options": {"block_size": 0}}, "block_size=0"),
-        ({"engine_options": {"block_size": "many"}}, "cannot work"),
+        ({"model": "Tiny"}, "model", "Model name 'Tiny'"),
+        ({"model": "a/b"}, "model", "Model name 'a/b'"),
+        ({"model": "a" * 65}, "model", "64 characters"),
+        ({"source": Source("onnx", "/x")}, "source_kind", "Source kind 'onnx'"),
+        ({"source": Source("gguf", "/x", dtype="int3")}, "dtype", "dtype='int3'"),
+        ({"source": Source("gguf", "/x", dtype="float16")}, "dtype", "bfloat16 or float32"),
+        ({"source": Source("huggingface", "/x", keep_quantized=True)}, "keep_quantized", "GGUF"),
+        ({"source": Source("gguf", "/x", chat_template="/t")}, "chat_template", "its own template"),
+        ({"source": Source("artifact", "tiny/7")}, "source", "no version 'tiny/7'"),
+        ({"source": Source("artifact", "waiting/1")}, "source", "is pending"),
+        ({"engine_options": {"block_sise": 16}}, "engine_options", "block_sise"),
+        ({"engine_options": {"block_size": 0}}, "engine_options", "block_size=0"),
+        ({"engine_options": {"block_size": "many"}}, "engine_options", "block_size='many'"),
+        ({"engine_options": {"block_size": 1.5}}, "engine_options", "block_size=1.5"),
+        ({"engine_options": {"block_size": True}}, "engine_options", "block_size=True"),
+        ({"engine_options": {"dtype": "float32"}}, "engine_options", "its own field"),
+        ({"engine_options": [1]}, "engine_options", "JSON object"),
+        ({"runtime": {"torhc": "2"}}, "runtime", "torhc"),
+        ({"runtime": {"torch": 2}}, "runtime", "quotation marks"),
+        ({"runtime": "2.9"}, "runtime", "JSON object"),
+        ({"parent": "tiny/7"}, "parent", "no version 'tiny/7'"),
+        ({"parent": "tiny"}, "parent", "no version 'tiny'"),
+        ({"run_link": "javascript:alert(1)"}, "run_link", "http or https"),
+        ({"notes": "x" * 10_001}, "notes", "shorten it"),
     ],
 )
-def test_what_cannot_work_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
-    with pytest.raises(services.InvalidVersion, match=named):
+def test_what_cannot_work_is_refused_by_field(
+    register: Callable[..., Version], fields: dict[str, Any], field: str, told: str
+) -> None:
+    make_version(model="waiting", state="pending")
+    with pytest.raises(InvalidVersion, match=told) as caught:
         register(**fields)
-    assert not Version.objects.exists()
+    assert caught.value.field == field
+    assert not Version.objects.filter(model__name="tiny").exists()
+
+
+def test_lineage_is_kept(register: Callable[..., Version]) -> None:
+    parent = make_version(model="base")
+    version = register(
+        parent=parent.name, run_link="https://mlflow.test/#/runs/7", notes="Trained twice."
+    )
+    version.refresh_from_db()
+    assert version.parent == parent
+    assert list(parent.children.all()) == [version]
+    assert (version.run_link, version.notes) == ("https://mlflow.test/#/runs/7", "Trained twice.")
 
 
 def test_an_imported_version_is_ready_with_everything_the_manifest_says(
-    importing: services.Importing, importer: Callable[[Any], list[list[str]]]
+    importing: services.Importing,
+    importer: Callable[[Any], list[list[str]]],
+    register: Callable[..., Version],
+    root: Path,
 ) -> None:
     calls = importer(MANIFEST)
     register()
@@ -108,17 +173,21 @@ def test_an_imported_version_is_ready_with_everything_the_manifest_says(
     assert version.context_length == 2048
     assert version.generation_defaults == {"temperature": 0.7}
     assert version.runtime["python"].startswith("3.")
+    assert version.import_progress == {}
     assert calls == [
-        ["gguf", "/models/tiny.gguf", "--root", str(importing.root), "--dtype", "bfloat16"]
+        ["gguf", str(root / "tiny.gguf"), "--root", str(importing.root), "--dtype", "bfloat16"]
     ]
     assert Event.objects.about("version:tiny/1").filter(type="version.ready").exists()
 
 
 def test_a_quantised_source_is_kept_as_it_is_when_asked(
-    importing: services.Importing, importer: Callable[[Any], list[list[str]]]
+    importing: services.Importing,
+    importer: Callable[[Any], list[list[str]]],
+    register: Callable[..., Version],
+    root: Path,
 ) -> None:
     calls = importer(MANIFEST | {"quantization": "int4"})
-    register(source=services.Source("gguf", Path("/q.gguf"), keep_quantized=True))
+    register(source=Source("gguf", str(root / "tiny.gguf"), keep_quantized=True))
     version = services.import_pending(importing=importing, clock=clock)
     assert version is not None
     assert version.quantization == "int4"
@@ -126,7 +195,10 @@ def test_a_quantised_source_is_kept_as_it_is_when_asked(
 
 
 def test_a_refused_source_fails_the_version_with_the_reason(
-    importing: services.Importing, importer: Callable[[Any], list[list[str]]]
+    importing: services.Importing,
+    importer: Callable[[Any], list[list[str]]],
+    register: Callable[..., Version],
+    root: Path,
 ) -> None:
     importer(imports.ImportFailed("unsupported_model", "family 'x' is not supported."))
     register()
@@ -138,7 +210,10 @@ def test_a_refused_source_fails_the_version_with_the_reason(
 
 
 def test_an_import_that_was_told_to_stop_begins_again(
-    importing: services.Importing, importer: Callable[[Any], list[list[str]]]
+    importing: services.Importing,
+    importer: Callable[[Any], list[list[str]]],
+    register: Callable[..., Version],
+    root: Path,
 ) -> None:
     importer(imports.ImportFailed("interrupted", "told to stop", may_retry=True))
     register()
@@ -150,7 +225,10 @@ def test_an_import_that_was_told_to_stop_begins_again(
 
 
 def test_of_two_importers_one_takes_the_version(
-    importing: services.Importing, importer: Callable[[Any], list[list[str]]]
+    importing: services.Importing,
+    importer: Callable[[Any], list[list[str]]],
+    register: Callable[..., Version],
+    root: Path,
 ) -> None:
     importer(MANIFEST)
     version = register()
@@ -160,7 +238,10 @@ def test_of_two_importers_one_takes_the_version(
 
 
 def test_an_import_whose_process_died_is_taken_again_when_none_can_be_running(
-    importing: services.Importing, importer: Callable[[Any], list[list[str]]]
+    importing: services.Importing,
+    importer: Callable[[Any], list[list[str]]],
+    register: Callable[..., Version],
+    root: Path,
 ) -> None:
     importer(MANIFEST)
     register()
@@ -193,6 +274,7 @@ def test_a_ready_version_does_not_change(field: str, value: object) -> None:
 def test_people_may_describe_a_ready_version() -> None:
     version = make_version()
     version.description = "The one that knows more about trains."
+    version.notes, version.run_link = "Ask Ada.", "https://mlflow.test/7"
     version.save()
     assert Version.objects.get().description.endswith("trains.")
 
@@ -200,6 +282,95 @@ def test_people_may_describe_a_ready_version() -> None:
 def test_the_database_refuses_a_ready_version_without_an_artifact() -> None:
     with pytest.raises(DatabaseError), transaction.atomic():
         make_version(artifact="")
+
+
+def test_the_same_weights_are_registered_again_with_other_options(
+    importing: services.Importing,
+    importer: Callable[[Any], list[list[str]]],
+    register: Callable[..., Version],
+    root: Path,
+) -> None:
+    calls = importer(MANIFEST)
+    base = make_version(artifact="/artifacts/base")
+    (root / "new.jinja").write_text("{{ messages }}")
+    source = Source("artifact", base.name, dtype="float32", chat_template=str(root / "new.jinja"))
+    version = register(
+        source=source, engine_options={"block_size": 32}, runtime={"torch": "2.10.0"}
+    )
+    assert version.parent == base, "what shares weights descends from their owner"
+    imported = services.import_pending(importing=importing, clock=clock)
+    assert imported is not None
+    assert imported.is_ready
+    assert imported.runtime["torch"] == "2.10.0"
+    assert imported.runtime["numpy"] == services.current_runtime()["numpy"]
+    assert calls == [
+        [
+            "artifact", "/artifacts/base", "--root", str(importing.root), "--chat-template",
+            str(root / "new.jinja"),
+        ]
+    ]  # fmt: skip
+
+
+def test_progress_is_written_at_most_once_a_second(
+    importing: services.Importing,
+    register: Callable[..., Version],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+    moment = [100.0]
+    monkeypatch.setattr("controlplane.registry.services.time.monotonic", lambda: moment[0])
+
+    def run(
+        arguments: list[str], *, limits: object, on_progress: Callable[[imports.Progress], None]
+    ) -> imports.ImportReport:
+        for done in range(4):
+            on_progress(imports.Progress(done, 4, f"layer {done}"))
+            seen.append(Version.objects.get().import_progress.get("done"))
+            moment[0] += 0.6
+        return imports.ImportReport(Path("/artifacts/abc"), MANIFEST)
+
+    monkeypatch.setattr(imports, "run_import", run)
+    register()
+    version = services.import_pending(importing=importing, clock=clock)
+    assert seen == [0, 0, 2, 2]
+    assert version is not None
+    assert version.import_progress == {}
+
+
+def test_a_source_that_leads_out_by_now_is_not_imported(
+    importing: services.Importing,
+    importer: Callable[[Any], list[list[str]]],
+    register: Callable[..., Version],
+    root: Path,
+    tmp_path: Path,
+) -> None:
+    calls = importer(MANIFEST)
+    register()
+    (tmp_path / "secret").write_bytes(b"GGUF")
+    (root / "tiny.gguf").unlink()
+    (root / "tiny.gguf").symlink_to(tmp_path / "secret")
+    version = services.import_pending(importing=importing, clock=clock)
+    assert version is not None
+    assert version.state == Version.State.FAILED
+    assert version.state_reason.startswith("source_refused: ")
+    assert str(root) in version.state_reason
+    assert calls == []
+
+
+def test_a_template_that_is_gone_by_now_fails_the_version(
+    importing: services.Importing,
+    importer: Callable[[Any], list[list[str]]],
+    register: Callable[..., Version],
+    root: Path,
+) -> None:
+    importer(MANIFEST)
+    template = root / "new.jinja"
+    template.write_text("x")
+    register(source=Source("artifact", make_version().name, chat_template=str(template)))
+    template.unlink()
+    version = services.import_pending(importing=importing, clock=clock)
+    assert version is not None
+    assert "new.jinja" in version.state_reason
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny/", "tiny/x", "tiny/²", "tiny/99999999999", "/1"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import struct
 from pathlib import Path
 
@@ -63,6 +64,16 @@ def test_metadata_and_places_are_read(path: Path) -> None:
     assert header.tensors["a"].shape == (2, 4)
     assert header.tensors["a"].num_bytes == 32
     assert header.tensors["b"].start - header.tensors["a"].start == 32
+
+
+@pytest.mark.parametrize("begin", [pickle.dumps({"weights": [1]}), b"PK\x03\x04 zip of torch.save"])
+def test_a_pickle_is_refused_by_name(path: Path, begin: bytes) -> None:
+    path.write_bytes(begin)
+
+    with pytest.raises(BrokenArtifact, match=r"test\.gguf: magic: this is a pickle") as caught:
+        read_header(path)
+
+    assert caught.value.code == "unsupported_format"
 
 
 @pytest.mark.slow

@@ -67,6 +67,52 @@ def test_the_program_loads_neither_torch_nor_transformers() -> None:
     assert output == "set()\n"
 
 
+@pytest.mark.slow
+def test_an_import_asks_nothing_of_the_network(gguf_path: Path, tmp_path: Path) -> None:
+    # The hook ends the process at the first socket, whichever library opens it.
+    watched = (
+        "import os, sys; "
+        "sys.addaudithook(lambda event, _: event.startswith('socket.') and os._exit(99)); "
+        "from inference.importers.__main__ import main; sys.exit(main())"
+    )
+    command = [sys.executable, "-c", watched, "gguf", str(gguf_path), "--root", str(tmp_path)]
+
+    process = subprocess.run(command, capture_output=True, timeout=120, check=False)
+
+    assert process.returncode == 0
+    opened = [
+        sys.executable,
+        "-c",
+        watched.replace("from inference", "import socket; socket.socket(); from inference"),
+    ]
+    assert subprocess.run(opened, capture_output=True, timeout=60, check=False).returncode == 99
+
+
+def test_an_artifact_is_taken_over_by_the_third_command(
+    tiny_artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = tmp_path / "new.jinja"
+    template.write_text("{{ messages }}")
+
+    code = program.main(
+        [
+            "artifact",
+            str(tiny_artifact),
+            "--root",
+            str(tmp_path / "root"),
+            "--chat-template",
+            str(template),
+        ]
+    )
+
+    done = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (code, done["event"]) == (0, "done")
+    assert (
+        verify(Path(done["artifact"])).chat_template_digest
+        != verify(tiny_artifact).chat_template_digest
+    )
+
+
 def test_a_directory_is_imported_by_the_other_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

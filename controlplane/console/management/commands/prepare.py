@@ -35,6 +35,7 @@ from controlplane.console.redis_server import (
 from controlplane.endpoints import services as endpoints
 from controlplane.endpoints.models import Endpoint
 from controlplane.registry import services as registry
+from controlplane.registry.drafts import Draft, Source
 from controlplane.registry.imports import Limits, Progress
 from controlplane.registry.models import Version
 
@@ -89,6 +90,7 @@ class Command(BaseCommand):
         ports = {"PORT": settings.GATEWAY_PORT, "CONTROL_PORT": settings.CONTROL_PORT}
         homes.check_ports(_host(), ports)
         home.logs.mkdir(mode=0o700, exist_ok=True)
+        (home.path / "models").mkdir(mode=0o700, exist_ok=True)
 
     def configure_redis(self, home: Home) -> None:
         """Choose a port and write the configuration, unless REDIS_URL names a server."""
@@ -113,21 +115,19 @@ class Command(BaseCommand):
         """The demo model as version 1, imported now; as version 2 quantised, imported by the tasks worker."""
         gguf = _find_weights()
         if _version(1) is None:
-            registry.register(
-                model=MODEL,
-                source=registry.Source("gguf", gguf),
-                actor=ACTOR,
-                now=timezone.now(),
+            draft = Draft(
+                MODEL,
+                Source("gguf", str(gguf)),
                 description="SmolLM2 135M Instruct in bfloat16.",
             )
+            registry.register(draft=draft, actor=ACTOR, now=timezone.now())
         if _version(2) is None:
-            registry.register(
-                model=MODEL,
-                source=registry.Source("gguf", gguf, keep_quantized=True),
-                actor=ACTOR,
-                now=timezone.now(),
+            draft = Draft(
+                MODEL,
+                Source("gguf", str(gguf), keep_quantized=True),
                 description=QUANTIZED,
             )
+            registry.register(draft=draft, actor=ACTOR, now=timezone.now())
         version = Version.objects.named(f"{MODEL}/1").get()
         if not version.is_ready:
             version = self._import(version)
@@ -192,7 +192,7 @@ class Command(BaseCommand):
             "TATKAL_LOGS": str(home.logs),
             "TATKAL_ROOT": str(PROJECT_ROOT),
             "TATKAL_PYTHON": sys.executable,
-            "TATKAL_ENGINE_SLOTS": os.environ.get("TATKAL_ENGINE_SLOTS") or "1",
+            "TATKAL_ENGINE_SLOTS": os.environ.get("TATKAL_ENGINE_SLOTS") or "3",
             "TATKAL_SUPERVISOR_SOCKET": str(home.supervisor_socket),
         }
         self.stdout.flush()

@@ -1,0 +1,1 @@
+"""Formats of dates in pages, one package a language."""
