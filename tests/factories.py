@@ -12,6 +12,8 @@ from controlplane.endpoints.models import Endpoint
 from controlplane.monitoring.models import RequestLog
 from controlplane.registry.models import Model, Version
 from inference.protocol import RequestRecord
+from inference.queue import Queue
+from inference.replicas import Member, SlotState, SlotStatus
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
@@ -49,6 +51,17 @@ def make_control_token(role: str = "viewer") -> str:
 def make_api_key() -> str:
     """The clear text of a fresh key of an application."""
     return access.issue(name="shop", kind="inference", actor="ada", now=NOW).clear_text
+
+
+def hold_ready(queue: Queue, endpoint: str, *versions: str) -> list[Member]:
+    """A slot for each version, which reported this moment that it is ready; ``renew`` keeps it so."""
+    members = []
+    for version in versions:
+        member = Member(queue, f"slot-{endpoint}-{version.replace('/', '-')}", lease_ms=60_000)
+        member.status = SlotStatus(member.slot, endpoint, version, SlotState.READY)
+        assert member.renew()
+        members.append(member)
+    return members
 
 
 def make_record(**fields: Any) -> RequestRecord:

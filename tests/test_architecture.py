@@ -50,6 +50,8 @@ PROCESSES = {
         "import inference.worker, inference.engine.llm_engine",
         ("django.conf", "django.apps", "django.db", "controlplane", "transformers"),
     ),
+    # Torch comes with the first version, so that a slot which has none costs little.
+    "idle engine": ("", "import inference.worker", (*HEAVY, "tokenizers", "controlplane")),
     "importer": ("", "import inference.importers.__main__", ("torch", "transformers", "django")),
     "ready": (
         "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Self
 
+from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models
 from django.db.models import Q
 
@@ -90,3 +91,27 @@ class ApiKey(models.Model):
             and self.role in ROLES
             and ROLES.index(self.role) >= ROLES.index(required)
         )
+
+
+class IdempotentRequest(models.Model):
+    """A request that was sent under an ``Idempotency-Key``: its answer once there is one, for a repeat to be given.
+
+    ``digest`` is that of method, address and body. Without ``status`` the request is still being answered, or the
+    process that did died.
+    """
+
+    caller = models.ForeignKey(ApiKey, on_delete=models.CASCADE, related_name="+")
+    key = models.CharField(max_length=128)
+    digest = models.CharField(max_length=64)
+    status = models.PositiveSmallIntegerField(null=True)
+    answer = models.JSONField(null=True, encoder=DjangoJSONEncoder)
+    location = models.CharField(max_length=256, blank=True)
+    created_at = models.DateTimeField(db_index=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["caller", "key"], name="access_idempotency_key")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.key} of {self.caller}"

@@ -122,10 +122,9 @@ def publish(*, queue: Queue, now: datetime) -> int:
 
     Whole states, so it may run at any time, twice, or after Redis was emptied.
     """
-    keys = list(ApiKey.objects.inference())
-    for key in keys:
-        queue.put_key(key.key_id, _record_of(key, now).to_json())
-    return len(keys)
+    records = {key.key_id: _record_of(key, now).to_json() for key in ApiKey.objects.inference()}
+    queue.put_keys(records)
+    return len(records)
 
 
 def find(*, token: str, now: datetime) -> ApiKey:

@@ -1,15 +1,16 @@
-"""What every resource of /api/v1 shares: bearer tokens, roles, pages.
+"""What every resource of /api/v1 shares: bearer tokens, roles, fields, pages.
 
 The framework reads this module while it defines its views, so nothing here imports a view.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 from django.db.models import Model, QuerySet
 from django.utils import timezone
-from rest_framework import exceptions
+from rest_framework import exceptions, serializers
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.pagination import CursorPagination
 from rest_framework.permissions import BasePermission
@@ -59,6 +60,37 @@ class HasRole(BasePermission):
             and required is not None
             and request.auth.has_role(required)
         )
+
+
+class Body(serializers.Serializer[Any]):
+    """The body of a request: a field that it does not know is refused, not ignored.
+
+    A misspelt ``expected_generation`` that nobody reads would be a promise that nobody keeps.
+    """
+
+    def to_internal_value(self, data: Any) -> Any:
+        """The values of the declared fields.
+
+        Raises:
+            ValidationError: a field is unknown, missing, or not as it must be; each is named.
+        """
+        unknown = sorted(set(data) - set(self.fields)) if isinstance(data, Mapping) else []
+        if unknown:
+            known = ", ".join(self.fields)
+            raise serializers.ValidationError(
+                {name: [f"There is no such field here; known are {known}."] for name in unknown}
+            )
+        return super().to_internal_value(data)
+
+
+def caller_of(request: Request) -> ApiKey:
+    """The token that asks; permissions were checked."""
+    return cast(ApiKey, request.auth)
+
+
+def actor_of(request: Request) -> str:
+    """Who asks, as events name them: the token's name and id."""
+    return str(caller_of(request))
 
 
 class Pages(CursorPagination):

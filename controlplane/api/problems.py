@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
+from django.db import InterfaceError, OperationalError
 from django.http import Http404
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from rest_framework import exceptions
@@ -16,6 +19,9 @@ from rest_framework.views import exception_handler as drf_exception_handler
 
 from controlplane.errors import DomainError
 
+logger = logging.getLogger(__name__)
+
+DATABASE_AWAY = (OperationalError, InterfaceError)
 PROBLEM_JSON = "application/problem+json"
 PROBLEM_SCHEMA = {
     "type": "object",
@@ -27,6 +33,11 @@ PROBLEM_SCHEMA = {
         "detail": {"type": "string"},
         "code": {"type": "string", "description": "Stable; programs may match it."},
         "errors": {"type": "object", "description": "Messages by field."},
+        "current": {
+            "type": "object",
+            "description": "The state that a refused change of an endpoint met.",
+        },
+        "missing": {"type": "string", "description": "What a version lacks to go live."},
     },
 }
 
@@ -60,7 +71,19 @@ def to_problem(exception: Exception, context: dict[str, Any]) -> Response | None
         if exception.retry_after_s is not None:
             headers["Retry-After"] = str(exception.retry_after_s)
         return _problem(
-            int(exception.status), code=exception.code, detail=exception.message, headers=headers
+            int(exception.status),
+            code=exception.code,
+            detail=exception.message,
+            headers=headers,
+            members=exception.details,
+        )
+    if isinstance(exception, DATABASE_AWAY):
+        logger.warning("database away error=%s", exception)
+        return _problem(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            code="database_unavailable",
+            detail="The database does not answer, so nothing was changed that it had not confirmed; try again.",
+            headers={"Retry-After": "5"},
         )
     response = drf_exception_handler(exception, context)
     if response is None:
@@ -75,7 +98,7 @@ def to_problem(exception: Exception, context: dict[str, Any]) -> Response | None
             code=code,
             detail="Some fields are not as they must be.",
             headers=headers,
-            errors=response.data,
+            members={"errors": _by_field(response.data)},
         )
     return _problem(
         response.status_code, code=code, detail=str(response.data["detail"]), headers=headers
@@ -90,8 +113,17 @@ def _code_of(exception: Exception) -> str:
     return str(getattr(exception, "default_code", "error"))
 
 
+def _by_field(errors: Any) -> dict[str, Any]:
+    return errors if isinstance(errors, dict) else {"": errors}
+
+
 def _problem(
-    status: int, *, code: str, detail: str, headers: dict[str, str], errors: Any = None
+    status: int,
+    *,
+    code: str,
+    detail: str,
+    headers: Mapping[str, str],
+    members: Mapping[str, Any] | None = None,
 ) -> Response:
     body = {
         "type": "about:blank",
@@ -99,9 +131,8 @@ def _problem(
         "status": status,
         "detail": detail,
         "code": code,
+        **(members or {}),
     }
-    if errors is not None:
-        body["errors"] = errors if isinstance(errors, dict) else {"": errors}
     return Response(body, status=status, headers=headers, content_type=PROBLEM_JSON)
 
 

@@ -74,6 +74,20 @@ class EndpointInfo:
     roles: tuple[RoleInfo, ...] | None
 
 
+@dataclass(frozen=True, slots=True)
+class MoveInfo:
+    """What became of a promote or a rollback; the counts are None while Redis is away."""
+
+    generation: int
+    live: str
+    previous: str | None
+    changed: bool
+    published: bool
+    requeued: int | None
+    in_flight: int | None
+    applied_in_ms: float | None
+
+
 class ControlClient:
     """The control API behind one token."""
 
@@ -115,6 +129,40 @@ class ControlClient:
         """One endpoint."""
         return _endpoint(_send(self._http, "GET", f"/api/v1/endpoints/{name}"))
 
+    def promote(
+        self, endpoint: str, version: str, *, reason: str, expected_generation: int | None = None
+    ) -> MoveInfo:
+        """Make a version live."""
+        body = {"version": version, "reason": reason, "expected_generation": expected_generation}
+        return self._move(endpoint, "promote", body)
+
+    def rollback(
+        self,
+        endpoint: str,
+        *,
+        leave: str | None = None,
+        to: str | None = None,
+        reason: str = "",
+        force: bool = False,
+    ) -> MoveInfo:
+        """Take a version back: the live one, unless ``leave`` names it."""
+        body = {"from": leave, "to": to, "reason": reason, "force": force}
+        return self._move(endpoint, "rollback", body)
+
+    def set_candidate(
+        self, endpoint: str, version: str | None, *, canary_bp: int | None = None, reason: str = ""
+    ) -> EndpointInfo:
+        """Let slots load a version beside the live one; None lets the candidate go."""
+        body: dict[str, Any] = {"candidate": version, "reason": reason}
+        if canary_bp is not None:
+            body |= {"canary_bp": canary_bp}
+        return _endpoint(_send(self._http, "PATCH", f"/api/v1/endpoints/{endpoint}", json=body))
+
+    def _move(self, endpoint: str, move: str, body: Mapping[str, Any]) -> MoveInfo:
+        sent = {name: value for name, value in body.items() if value is not None}
+        row = _send(self._http, "POST", f"/api/v1/endpoints/{endpoint}/{move}", json=sent)
+        return MoveInfo(**{name: row[name] for name in MoveInfo.__dataclass_fields__})
+
     def _rows(self, path: str, parameters: Mapping[str, str] | None = None) -> Iterator[Any]:
         page = _send(self._http, "GET", path, params=parameters)
         while True:
@@ -127,8 +175,12 @@ class ControlClient:
 def complete(
     url: str, key: str, endpoint: str, *, transport: httpx.BaseTransport | None = None
 ) -> str:
-    """The text of one short chat completion through the gateway."""
+    """The text of one short chat completion through the gateway, once that says it is ready.
+
+    Asking a gateway that is not would only fill the request log with refusals.
+    """
     with httpx.Client(base_url=url, timeout=COMPLETION_TIMEOUT, transport=transport) as http:
+        _send(http, "GET", "/readyz")
         reply = _send(
             http,
             "POST",

@@ -8,52 +8,16 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from controlplane.cli.client import ApiError, ControlClient, EndpointInfo, complete
+from controlplane.cli.moves import add_moves
+from controlplane.cli.run import CommandFailed, Run
 
 READY_DEADLINE_S = 180.0
 POLL_S = 0.5
 DOT_EVERY_S = 5.0
-
-
-class CommandFailed(Exception):
-    """The command cannot do what was asked; the message is all there is to say."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What ``run.json`` of an installation says."""
-
-    gateway_url: str
-    control_url: str
-    api_key: str
-    control_token: str
-    admin_user: str
-    admin_password: str
-    endpoint: str
-    logs: str
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """The run at ``path``.
-
-        Raises:
-            CommandFailed: there is none, or it is damaged.
-        """
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            return cls(**{name: str(data[name]) for name in cls.__dataclass_fields__})
-        except FileNotFoundError as error:
-            raise CommandFailed(
-                f"{path} is not there. Start with `make run`, or name the file with --run."
-            ) from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise CommandFailed(
-                f"{path} is damaged ({error!r}); `make run` writes it anew."
-            ) from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -125,6 +89,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     versions.set_defaults(command=_versions)
     endpoints = commands.add_parser("endpoints", help="list endpoints with their readiness")
     endpoints.set_defaults(command=_endpoints)
+    add_moves(commands)
     return parser.parse_args(argv)
 
 

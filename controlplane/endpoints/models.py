@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import secrets
 import uuid
+from datetime import datetime
 
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.db.models import F, Q
 
-from controlplane.endpoints.routing import EndpointState, Placed
+from controlplane.endpoints.routing import (
+    DEFAULT_STANDBY_S,
+    IN_FLIGHT_POLICIES,
+    ROLES,
+    EndpointState,
+    Placed,
+)
 from controlplane.registry.models import Version, validate_slug
 
 MAX_BP = 10_000
@@ -24,8 +31,13 @@ class EndpointQuerySet(models.QuerySet["Endpoint"]):
     """Endpoints, as their routes need them."""
 
     def with_versions(self) -> EndpointQuerySet:
-        """With the versions of every role, in one query."""
-        return self.select_related("live__model", "previous__model", "candidate__model")
+        """With the versions of every role and the rejected ones, in two queries."""
+        roles = [f"{role}__model" for role in ROLES]
+        return self.select_related(*roles).prefetch_related("rejections__version__model")
+
+    def with_standby_over(self, now: datetime) -> EndpointQuerySet:
+        """Endpoints that keep a retired version longer than they were to."""
+        return self.filter(retired_until__lte=now)
 
 
 class Endpoint(models.Model):
@@ -33,7 +45,15 @@ class Endpoint(models.Model):
 
     ``generation`` rises with every change of the route within one ``incarnation``; a new incarnation begins when the
     database itself went back in time. ``published_generation`` is what Redis last confirmed.
+
+    ``retired`` left its role and stays in a slot without a route until ``retired_until``. ``in_flight`` says how
+    requests end that run on a version when it is rolled back, ``standby_s`` how long it stays to be looked at.
     """
+
+    class InFlight(models.TextChoices):
+        FINISH = "finish", "they finish where they are"
+        RETRY = "retry_if_no_token", "those without a token start again on the live version"
+        CUT = "cut", "they start again or end with an error at once"
 
     name = models.CharField(max_length=64, unique=True, validators=[validate_slug])
     live = models.ForeignKey(Version, on_delete=models.PROTECT, related_name="+")
@@ -51,6 +71,19 @@ class Endpoint(models.Model):
     queue_cap = models.PositiveIntegerField(default=256, validators=[MinValueValidator(1)])
     deadline_s = models.FloatField(default=300.0, validators=[MinValueValidator(1.0)])
     store_texts = models.BooleanField(default=False)
+    # Defaults in the database as well: the release before this one does not know the columns.
+    in_flight = models.CharField(
+        max_length=24, choices=InFlight, default=InFlight.FINISH, db_default="finish"
+    )
+    standby_s = models.PositiveIntegerField(
+        default=DEFAULT_STANDBY_S,
+        db_default=DEFAULT_STANDBY_S,
+        validators=[MinValueValidator(1)],
+    )
+    retired = models.ForeignKey(
+        Version, on_delete=models.PROTECT, related_name="+", null=True, blank=True
+    )
+    retired_until = models.DateTimeField(null=True, blank=True)
     created_at = models.DateTimeField()
     updated_at = models.DateTimeField()
 
@@ -80,6 +113,19 @@ class Endpoint(models.Model):
             models.CheckConstraint(
                 condition=Q(queue_cap__gte=1, deadline_s__gte=1.0), name="endpoints_limits"
             ),
+            models.CheckConstraint(condition=Q(standby_s__gte=1), name="endpoints_standby"),
+            models.CheckConstraint(
+                condition=Q(in_flight__in=IN_FLIGHT_POLICIES), name="endpoints_in_flight"
+            ),
+            models.CheckConstraint(
+                condition=Q(retired=None) | ~Q(retired=F("live")),
+                name="endpoints_retired_is_not_live",
+            ),
+            models.CheckConstraint(
+                condition=Q(retired=None, retired_until=None)
+                | Q(retired__isnull=False, retired_until__isnull=False),
+                name="endpoints_retired_for_a_time",
+            ),
         ]
 
     def __str__(self) -> str:
@@ -97,17 +143,41 @@ class Endpoint(models.Model):
             incarnation=str(self.incarnation),
             generation=self.generation,
             salt=self.salt,
-            live=_place(self.live),
-            previous=_place(self.previous) if self.previous else None,
-            candidate=_place(self.candidate) if self.candidate else None,
+            live=place(self.live),
+            previous=place(self.previous) if self.previous else None,
+            candidate=place(self.candidate) if self.candidate else None,
             canary_bp=self.canary_bp,
             queue_cap=self.queue_cap,
             deadline_s=self.deadline_s,
             store_texts=self.store_texts,
+            in_flight=self.in_flight,
+            standby_s=self.standby_s,
+            retired=place(self.retired) if self.retired else None,
+            retired_until=self.retired_until,
+            rejected=frozenset(each.version.name for each in self.rejections.all()),
         )
 
 
-def _place(version: Version) -> Placed:
+class Rejection(models.Model):
+    """A version that was rolled back on an endpoint: nothing goes there again unless somebody names it."""
+
+    endpoint = models.ForeignKey(Endpoint, on_delete=models.CASCADE, related_name="rejections")
+    version = models.ForeignKey(Version, on_delete=models.PROTECT, related_name="+")
+    at = models.DateTimeField()
+    actor = models.CharField(max_length=150)
+    reason = models.CharField(max_length=500, blank=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["endpoint", "version"], name="endpoints_rejected_once")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.version} on {self.endpoint}"
+
+
+def place(version: Version) -> Placed:
+    """The version as slots load it."""
     # The compute dtype belongs to the version: the machine's default must not decide an answer.
     options = {"dtype": version.dtype, **version.engine_options}
     return Placed(name=version.name, artifact=version.artifact, engine_options=options)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from inference.protocol import Resident, Route
+
+# The order in which versions are wanted: an answer first, then the way back, then what is to come.
+ROLES = ("live", "previous", "candidate", "retired")
+IN_FLIGHT_POLICIES = ("finish", "retry_if_no_token", "cut")
+DEFAULT_STANDBY_S = 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +26,11 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class EndpointState:
-    """One endpoint row with its versions resolved."""
+    """One endpoint row with its versions resolved.
+
+    ``retired`` left its role, stays resident without a route until ``retired_until``, and serves again only when
+    somebody names it. ``rejected`` are the names of versions that were rolled back.
+    """
 
     name: str
     incarnation: str
@@ -33,6 +43,21 @@ class EndpointState:
     queue_cap: int
     deadline_s: float
     store_texts: bool
+    in_flight: str = "finish"
+    standby_s: int = DEFAULT_STANDBY_S
+    retired: Placed | None = None
+    retired_until: datetime | None = None
+    rejected: frozenset[str] = frozenset()
+
+    def placed(self) -> dict[str, Placed]:
+        """The version of every filled role."""
+        roles = {role: getattr(self, role) for role in ROLES}
+        return {role: placed for role, placed in roles.items() if placed is not None}
+
+
+def names_of(state: EndpointState) -> frozenset[str]:
+    """Names of the versions that have a role."""
+    return frozenset(placed.name for placed in state.placed().values())
 
 
 def route_of(state: EndpointState) -> Route:
@@ -42,8 +67,8 @@ def route_of(state: EndpointState) -> Route:
         incarnation=state.incarnation,
         generation=state.generation,
         live=state.live.name,
-        previous=state.previous.name if state.previous else "",
-        candidate=state.candidate.name if state.candidate else "",
+        previous=_name_of(state.previous),
+        candidate=_name_of(state.candidate),
         canary_bp=state.canary_bp,
         salt=state.salt,
         queue_cap=state.queue_cap,
@@ -52,25 +77,35 @@ def route_of(state: EndpointState) -> Route:
     )
 
 
+def in_flight_of(state: EndpointState) -> str:
+    """How requests end that still run on a version without a route.
+
+    The endpoint's policy is for versions that were taken back. After a promote the old version is as good as ever,
+    and what it began it finishes. A rollback is what leaves a retired version and no previous one.
+    """
+    is_rolled_back = state.retired is not None and state.previous is None
+    return state.in_flight if is_rolled_back else "finish"
+
+
 def residents_of(states: Iterable[EndpointState]) -> list[Resident]:
     """What slots should hold, the most wanted first: they claim from the front.
 
-    Every live version comes before any previous one, which is the way back, and candidates come last: with too few
-    slots a rollout waits, and nobody is without an answer.
+    Every live version comes before any previous one, which is the way back; then candidates, and last what is only
+    kept to be looked at. With too few slots a rollout waits, and nobody is without an answer.
     """
     ordered = sorted(states, key=lambda state: state.name)
-    wanted = [
-        (state.name, placed)
-        for role in ("live", "previous", "candidate")
-        for state in ordered
-        if (placed := getattr(state, role)) is not None
-    ]
-    # A version in two roles of one endpoint is held once, where it is wanted most.
-    first = {(endpoint, placed.name): placed for endpoint, placed in reversed(wanted)}
-    names = dict.fromkeys((endpoint, placed.name) for endpoint, placed in wanted)
-    return [
-        Resident(
-            endpoint, name, first[endpoint, name].artifact, first[endpoint, name].engine_options
-        )
-        for endpoint, name in names
-    ]
+    wanted: dict[tuple[str, str], Resident] = {}
+    for role in ROLES:
+        for state in ordered:
+            if (placed := state.placed().get(role)) is not None:
+                # A version in two roles of one endpoint is held once, where it is wanted most.
+                wanted.setdefault((state.name, placed.name), _resident(state.name, role, placed))
+    return list(wanted.values())
+
+
+def _resident(endpoint: str, role: str, placed: Placed) -> Resident:
+    return Resident(endpoint, placed.name, placed.artifact, placed.engine_options, role=role)
+
+
+def _name_of(placed: Placed | None) -> str:
+    return placed.name if placed else ""

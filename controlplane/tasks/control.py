@@ -8,10 +8,12 @@ from celery.signals import worker_ready
 from django.conf import settings
 from django.utils import timezone
 
+from controlplane.access import idempotency
 from controlplane.access import services as access
 from controlplane.celery import QUEUE, app
+from controlplane.endpoints import publication
 from controlplane.endpoints import services as endpoints
-from controlplane.endpoints.services import connection
+from controlplane.endpoints.publication import connection
 from controlplane.monitoring import intake as monitoring_intake
 from controlplane.monitoring import services as monitoring
 from controlplane.registry import services as registry
@@ -21,13 +23,19 @@ from controlplane.registry.imports import Limits
 @app.task(name="controlplane.tasks.control.relay")
 def relay(**_: Any) -> None:
     """Carry out route changes that a publication missed."""
-    endpoints.relay(queue=connection(), now=timezone.now())
+    publication.relay(queue=connection(), now=timezone.now())
 
 
 @app.task(name="controlplane.tasks.control.reconcile")
 def reconcile(**_: Any) -> None:
     """Bring Redis to what the database says."""
-    endpoints.reconcile(queue=connection())
+    publication.reconcile(queue=connection(), now=timezone.now())
+
+
+@app.task(name="controlplane.tasks.control.expire_standby")
+def expire_standby(**_: Any) -> None:
+    """Let retired versions go whose standby is over."""
+    endpoints.expire_standby(queue=connection(), now=timezone.now())
 
 
 @app.task(name="controlplane.tasks.control.publish_keys")
@@ -50,6 +58,12 @@ def import_pending(**_: Any) -> None:
         importing=registry.Importing(root=settings.ARTIFACT_ROOT, limits=limits),
         clock=timezone.now,
     )
+
+
+@app.task(name="controlplane.tasks.control.expire_idempotency")
+def expire_idempotency(**_: Any) -> None:
+    """Forget answers that are kept for repeated requests, after a day."""
+    idempotency.expire(now=timezone.now())
 
 
 @app.task(name="controlplane.tasks.control.expire_log")

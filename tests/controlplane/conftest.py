@@ -14,3 +14,10 @@ def queue(redis_url: str) -> Iterator[Queue]:
     """A connection to an empty Redis of this test's own."""
     with Queue(redis_url) as queue:
         yield queue
+
+
+@pytest.fixture
+def absent_queue() -> Iterator[Queue]:
+    """A queue whose server is not there."""
+    with Queue("redis://127.0.0.1:1/0") as queue:
+        yield queue

@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from controlplane.access import services as access
 from controlplane.api import endpoints as endpoint_views
+from controlplane.endpoints.slots import Report
 from inference.queue import Queue
 from inference.replicas import SlotState, SlotStatus
 from tests.factories import (
@@ -26,6 +27,9 @@ pytestmark = pytest.mark.django_db
 
 METHODS = ("get", "head", "post", "put", "patch", "delete", "options")
 PATHS = (
+    "/api/v1/endpoints/chat/promote",
+    "/api/v1/endpoints/chat/rollback",
+    "/api/v1/slots",
     "/api/v1/models",
     "/api/v1/models/tiny",
     "/api/v1/versions",
@@ -45,7 +49,9 @@ def slots(monkeypatch: pytest.MonkeyPatch) -> list[SlotStatus]:
     """What the slots report, in place of Redis."""
     reported: list[SlotStatus] = []
     monkeypatch.setattr(endpoint_views, "connection", lambda: None)
-    monkeypatch.setattr(endpoint_views, "read_slots", lambda queue: reported)
+    monkeypatch.setattr(
+        endpoint_views, "read_report", lambda queue, endpoints: Report(reported, {})
+    )
     return reported
 
 
@@ -91,7 +97,7 @@ def test_no_other_secret_opens_it(admin_client: Client) -> None:
     assert admin_client.get("/api/v1/models").status_code == 401, "cookies must open nothing"
 
 
-@pytest.mark.parametrize("path", PATHS[:9])
+@pytest.mark.parametrize("path", PATHS[:-2])
 @pytest.mark.parametrize("method", ["post", "put", "patch", "delete"])
 def test_a_viewer_changes_nothing(reader: Client, path: str, method: str) -> None:
     assert getattr(reader, method)(path).status_code == 403

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from controlplane.cli import main as cli
+from controlplane.cli import moves
 from controlplane.cli.client import (
     ApiError,
     EndpointInfo,
     ModelInfo,
+    MoveInfo,
     RoleInfo,
     SlotInfo,
     VersionInfo,
 )
+from controlplane.cli.run import CommandFailed, Run
 
-RUN = cli.Run(
+RUN = Run(
     gateway_url="http://127.0.0.1:8000",
     control_url="http://127.0.0.1:8001",
     api_key="sk-tatkal-k-secret",
@@ -109,13 +113,13 @@ def test_the_same_reason_is_said_once_and_then_now_and_again() -> None:
 def test_after_the_deadline_it_names_the_log_to_read(
     error: ApiError, found: EndpointInfo, log: str
 ) -> None:
-    with pytest.raises(cli.CommandFailed, match=f"/var/logs/{log}"):
+    with pytest.raises(CommandFailed, match=f"/var/logs/{log}"):
         wait(iter([error] * 1000), find=lambda: found)
 
 
 def test_a_failed_load_is_told_with_its_reason() -> None:
     failed = endpoint(SlotInfo("s", "failed", "weights are damaged"))
-    with pytest.raises(cli.CommandFailed, match="tiny/1 is failed: weights are damaged"):
+    with pytest.raises(CommandFailed, match="tiny/1 is failed: weights are damaged"):
         wait(iter([ApiError(503, "503")] * 1000), find=lambda: failed)
 
 
@@ -229,3 +233,74 @@ def test_tables(
     monkeypatch.setattr(cli, "ControlClient", FakeControl)
     assert cli.main(["--run", str(run_file), *command]) == 0
     assert capsys.readouterr().out.splitlines() == lines
+
+
+class FakeMoves:
+    """What the control API would do, and what it was asked for."""
+
+    asked: list[tuple[str, tuple[str | None, ...], dict[str, Any]]] = []
+    done = MoveInfo(3, "tiny/2", "tiny/1", True, True, 4, 1, 12.4)
+
+    def __init__(self, url: str, token: str) -> None:
+        self.asked.clear()
+
+    def promote(self, *names: str, **options: Any) -> MoveInfo:
+        self.asked.append(("promote", names, options))
+        return self.done
+
+    def rollback(self, *names: str, **options: Any) -> MoveInfo:
+        self.asked.append(("rollback", names, options))
+        return replace(self.done, changed=False)
+
+    def set_candidate(self, *names: str | None, **options: Any) -> EndpointInfo:
+        self.asked.append(("candidate", names, options))
+        return EndpointInfo("chat", 4, True, options["canary_bp"] or 0, None)
+
+
+@pytest.mark.parametrize(
+    ("command", "asked", "line"),
+    [
+        (
+            ["promote", "chat", "tiny/2", "--reason", "better", "--expect", "2"],
+            ("promote", ("chat", "tiny/2"), {"reason": "better", "expected_generation": 2}),
+            "chat: tiny/2 is live at generation 3, applied in 12 ms; 4 waiting requests moved, "
+            "1 still run on a version without a route",
+        ),
+        (
+            ["rollback", "chat", "--from", "tiny/3"],
+            ("rollback", ("chat",), {"leave": "tiny/3", "to": None, "reason": "", "force": False}),
+            "chat: tiny/2 is live at generation 3; it was so already",
+        ),
+        (
+            ["candidate", "chat", "tiny/3", "--canary", "2.5"],
+            ("candidate", ("chat", "tiny/3"), {"canary_bp": 250, "reason": ""}),
+            "chat: generation 4, candidate tiny/3 with 2.5 % of the traffic",
+        ),
+        (
+            ["candidate", "chat", "none"],
+            ("candidate", ("chat", None), {"canary_bp": None, "reason": ""}),
+            "chat: generation 4, candidate none with 0 % of the traffic",
+        ),
+    ],
+)
+def test_moves_are_sent_and_told(
+    command: list[str],
+    asked: tuple[str, tuple[str, ...], dict[str, Any]],
+    line: str,
+    run_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(moves, "ControlClient", FakeMoves)
+    assert cli.main(["--run", str(run_file), *command]) == 0
+    assert FakeMoves.asked == [asked]
+    assert capsys.readouterr().out == line + "\n"
+
+
+def test_a_share_that_cannot_be_is_refused_before_anything_is_sent(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(moves, "ControlClient", FakeMoves)
+    command = ["candidate", "chat", "tiny/3", "--canary", "101"]
+    assert cli.main(["--run", str(run_file), *command]) == 1
+    assert "from 0 to 100" in capsys.readouterr().err

@@ -22,6 +22,7 @@ states = st.builds(
     queue_cap=st.integers(1, 1000),
     deadline_s=st.floats(1, 600),
     store_texts=st.booleans(),
+    retired=st.none() | placed,
 )
 fleets = st.lists(states, max_size=3, unique_by=lambda state: state.name)
 
@@ -65,16 +66,25 @@ def test_a_route_survives_the_way_through_redis(state: EndpointState) -> None:
     assert Route.from_json(route.to_json()) == route
 
 
-def test_every_live_version_is_wanted_before_any_previous_and_candidates_last() -> None:
+def test_live_versions_are_wanted_first_then_the_way_back_then_what_is_to_come() -> None:
     fleet = [
         make_state(name="b", candidate=Placed("tiny/3", "/artifacts/3")),
-        make_state(name="a", previous=None),
+        make_state(name="a", previous=None, retired=Placed("tiny/1", "/artifacts/1")),
     ]
-    assert [(each.endpoint, each.version) for each in residents_of(fleet)] == [
-        ("a", "tiny/2"),
-        ("b", "tiny/2"),
-        ("b", "tiny/1"),
-        ("b", "tiny/3"),
+    assert [(each.endpoint, each.version, each.role) for each in residents_of(fleet)] == [
+        ("a", "tiny/2", "live"),
+        ("b", "tiny/2", "live"),
+        ("b", "tiny/1", "previous"),
+        ("b", "tiny/3", "candidate"),
+        ("a", "tiny/1", "retired"),
+    ]
+
+
+def test_a_version_in_two_roles_is_held_for_the_more_wanted_one() -> None:
+    state = make_state(candidate=Placed("tiny/1", "/artifacts/1"))
+    assert [(each.version, each.role) for each in residents_of([state])] == [
+        ("tiny/2", "live"),
+        ("tiny/1", "previous"),
     ]
 
 
@@ -83,10 +93,7 @@ def test_each_version_of_an_endpoint_is_wanted_once(fleet: list[EndpointState]) 
     residents = [(each.endpoint, each.version) for each in residents_of(fleet)]
     assert len(residents) == len(set(residents))
     assert set(residents) == {
-        (state.name, role.name)
-        for state in fleet
-        for role in (state.live, state.previous, state.candidate)
-        if role is not None
+        (state.name, role.name) for state in fleet for role in state.placed().values()
     }
 
 

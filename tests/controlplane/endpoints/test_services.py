@@ -1,28 +1,23 @@
-"""Endpoints: one transaction in the database, then Redis, which may be away, late or empty."""
+"""Endpoints: one transaction in the database, then Redis, which may be away."""
 
 from __future__ import annotations
 
-import uuid
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.db import DatabaseError, transaction
 
-from controlplane.endpoints import services
+from controlplane.endpoints import moves, publication, services
+from controlplane.endpoints.changes import Changed, UnknownEndpoint
 from controlplane.endpoints.models import Endpoint
+from controlplane.endpoints.moves import Settings
 from controlplane.endpoints.routing import residents_of, route_of
 from controlplane.events.models import Event, Outbox
-from inference.queue import Queue, QueueUnavailable
-from inference.replicas import SlotState, SlotStatus
-from tests.factories import NOW, make_endpoint, make_version
+from inference.queue import Queue
+from tests.factories import NOW, hold_ready, make_endpoint, make_version
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def absent_queue() -> Queue:
-    """A queue whose server is not there."""
-    return Queue("redis://127.0.0.1:1/0")
 
 
 def reload(endpoint: Endpoint) -> Endpoint:
@@ -80,105 +75,244 @@ def test_the_live_version_has_no_second_role(role: str) -> None:
         make_endpoint("chat", live=version, **{role: version})
 
 
-def test_publishing_brings_route_and_residents_to_redis_and_may_be_repeated(queue: Queue) -> None:
-    endpoint = make_endpoint("chat")
-    for _ in range(2):
-        services.publish(name="chat", queue=queue)
-    assert queue.read_route("chat") == route_of(endpoint.to_state())
-    assert queue.read_desired() == residents_of([endpoint.to_state()])
-    assert reload(endpoint).is_published
+def two_versions(queue: Queue, **fields: Any) -> Endpoint:
+    """``chat`` with tiny/2 live, tiny/1 to go back to, and a slot for each."""
+    first, second = make_version(), make_version()
+    endpoint = make_endpoint("chat", live=second, previous=first, **fields)
+    publication.publish(name="chat", queue=queue, now=NOW)
+    hold_ready(queue, "chat", "tiny/1", "tiny/2")
+    return endpoint
 
 
-def test_the_relay_does_what_the_outbox_holds_once(queue: Queue) -> None:
-    make_endpoint("chat")
-    make_endpoint("search")
-    assert services.relay(queue=queue, now=NOW) == 2
-    assert services.relay(queue=queue, now=NOW) == 0
-    assert queue.read_route("chat") is not None
-    assert queue.read_route("search") is not None
+def promote(queue: Queue, version: str, **fields: Any) -> Changed:
+    return services.promote(
+        name="chat", version=version, actor="ada", reason="better", now=NOW, queue=queue, **fields
+    )
 
 
-def test_with_redis_away_nothing_is_forgotten(queue: Queue, absent_queue: Queue) -> None:
-    endpoint = make_endpoint("chat")
-    with pytest.raises(QueueUnavailable):
-        services.relay(queue=absent_queue, now=NOW)
-    assert not reload(endpoint).is_published
-    assert services.relay(queue=queue, now=NOW) == 1
-    assert reload(endpoint).is_published
+def rollback(queue: Queue, **fields: Any) -> Changed:
+    return services.rollback(name="chat", actor="ada", now=NOW, queue=queue, **fields)
 
 
-def test_the_relay_publishes_the_newest_state_whatever_the_outbox_row_was_about(
+def events_of(name: str) -> list[tuple[str, int]]:
+    return [
+        (event.type, event.data["generation"])
+        for event in Event.objects.about(f"endpoint:{name}").in_order()
+    ]
+
+
+def test_a_promote_is_row_event_and_route_under_one_generation(queue: Queue) -> None:
+    endpoint = two_versions(queue)
+    make_version()
+    hold_ready(queue, "chat", "tiny/3")
+    done = promote(queue, "tiny/3")
+    row = reload(endpoint)
+    assert (row.live.name, row.previous and row.previous.name, row.generation) == (
+        "tiny/3", "tiny/2", 2,
+    )  # fmt: skip
+    assert queue.read_route("chat") == route_of(row.to_state())
+    assert queue.read_desired() == residents_of([row.to_state()])
+    assert done.published is not None
+    assert row.is_published
+    assert done.applied_in_ms is not None
+    assert 0 < done.applied_in_ms < 1000
+    event = Event.objects.get(type="endpoint.promoted")
+    assert (event.actor, event.reason) == ("ada", "better")
+    assert event.data["was"] == {
+        "generation": 1, "live": "tiny/2", "previous": "tiny/1", "retired": None,
+    }  # fmt: skip
+    assert event.outbox.topic == "route"
+
+
+def test_a_version_that_no_slot_holds_is_refused_and_nothing_changes(queue: Queue) -> None:
+    endpoint = two_versions(queue)
+    make_version()
+    with pytest.raises(moves.VersionNotResident, match="make it the candidate first"):
+        promote(queue, "tiny/3")
+    hold_ready(queue, "search", "tiny/3")
+    with pytest.raises(moves.VersionNotResident):
+        promote(queue, "tiny/3")
+    assert reload(endpoint).generation == 1
+    assert events_of("chat") == [("endpoint.created", 1)]
+
+
+def test_a_promote_of_somebody_who_saw_another_state_is_refused_with_the_state(
     queue: Queue,
 ) -> None:
-    endpoint = make_endpoint("chat", generation=5, queue_cap=9)
-    services.relay(queue=queue, now=NOW)
-    route = queue.read_route("chat")
-    assert route is not None
-    assert (route.generation, route.queue_cap) == (5, 9)
-    assert reload(endpoint).published_generation == 5
+    two_versions(queue)
+    with pytest.raises(moves.StaleGeneration) as caught:
+        promote(queue, "tiny/1", expected_generation=7)
+    assert caught.value.details["current"]["generation"] == 1
+    assert promote(queue, "tiny/1", expected_generation=1).state.generation == 2
 
 
-def test_an_emptied_redis_is_full_again_after_one_reconciliation(queue: Queue) -> None:
-    endpoint = make_endpoint("chat")
-    services.publish(name="chat", queue=queue)
-    queue._redis.flushdb()
-    assert services.reconcile(queue=queue) == ["route:chat", "desired"]
-    assert queue.read_route("chat") == route_of(endpoint.to_state())
-    assert queue.read_desired() == residents_of([endpoint.to_state()])
-    assert services.reconcile(queue=queue) == []
+def test_without_redis_nobody_knows_what_could_go_live(queue: Queue, absent_queue: Queue) -> None:
+    two_versions(queue)
+    with pytest.raises(services.ReadinessUnknown) as caught:
+        promote(absent_queue, "tiny/1")
+    assert caught.value.retry_after_s
 
 
-def test_reconciliation_repairs_a_wish_that_differs(queue: Queue) -> None:
-    make_endpoint("chat")
-    services.reconcile(queue=queue)
-    queue.publish_desired([])
-    assert services.reconcile(queue=queue) == ["desired"]
-
-
-def test_a_database_that_went_back_in_time_does_not_overwrite_a_newer_route(queue: Queue) -> None:
-    endpoint = make_endpoint("chat", generation=7)
-    services.publish(name="chat", queue=queue)
-    Endpoint.objects.filter(pk=endpoint.pk).update(generation=6, queue_cap=1)
-    with pytest.raises(services.RouteRefused, match="newer generation"):
-        services.publish(name="chat", queue=queue)
-    assert services.reconcile(queue=queue) == []
-    route = queue.read_route("chat")
-    assert route is not None
-    assert route.generation == 7
-
-
-def test_a_refused_route_does_not_hold_up_the_others(queue: Queue) -> None:
-    stale = make_endpoint("chat", generation=7)
-    services.relay(queue=queue, now=NOW)
-    Endpoint.objects.filter(pk=stale.pk).update(generation=6)
-    Outbox.objects.update(done_at=None)
-    make_endpoint("search")
-    services.relay(queue=queue, now=NOW)
-    assert queue.read_route("search") is not None
-    assert [row.subject for row in Outbox.objects.waiting("route")] == ["endpoint:chat"]
-
-
-def test_a_new_incarnation_begins_anew(queue: Queue) -> None:
-    endpoint = make_endpoint("chat", generation=7)
-    services.publish(name="chat", queue=queue)
-    Endpoint.objects.filter(pk=endpoint.pk).update(generation=2, incarnation=uuid.uuid4())
-    services.publish(name="chat", queue=queue)
-    route = queue.read_route("chat")
-    assert route is not None
-    assert route.generation == 2
-
-
-def test_readiness_names_the_slots_of_each_filled_role() -> None:
-    live, candidate = make_version(), make_version()
-    endpoint = make_endpoint("chat", live=live, candidate=candidate)
-    slots = [
-        SlotStatus("s1", "chat", "tiny/1", SlotState.READY),
-        SlotStatus("s2", "chat", "tiny/2", SlotState.LOADING),
-        SlotStatus("s3", "search", "tiny/2", SlotState.READY),
+def test_a_rollback_rejects_what_it_leaves_and_a_repeat_changes_nothing(queue: Queue) -> None:
+    endpoint = two_versions(queue)
+    done = rollback(queue, from_version="tiny/2", reason="rude answers")
+    again = rollback(queue, from_version="tiny/2")
+    row = reload(endpoint)
+    assert (done.is_changed, again.is_changed) == (True, False)
+    assert (row.live.name, row.previous, row.retired and row.retired.name) == (
+        "tiny/1", None, "tiny/2",
+    )  # fmt: skip
+    assert [(each.version.name, each.reason) for each in row.rejections.all()] == [
+        ("tiny/2", "rude answers")
     ]
-    roles = services.readiness(endpoint=endpoint, slots=slots)
-    assert [(role.role, role.version, role.is_ready) for role in roles] == [
-        ("live", "tiny/1", True),
-        ("candidate", "tiny/2", False),
-    ]
-    assert [slot.slot for slot in roles[1].slots] == ["s2"]
+    assert events_of("chat") == [("endpoint.created", 1), ("endpoint.rolled_back", 2)]
+    assert [each.role for each in queue.read_desired() or ()] == ["live", "retired"]
+
+
+def test_a_rejected_version_is_promoted_by_naming_it_and_is_rejected_no_more(
+    queue: Queue,
+) -> None:
+    endpoint = two_versions(queue)
+    rollback(queue)
+    promote(queue, "tiny/2")
+    row = reload(endpoint)
+    assert row.live.name == "tiny/2"
+    assert not row.rejections.exists()
+
+
+def test_a_rollback_is_committed_while_redis_is_away_and_published_later(
+    queue: Queue, absent_queue: Queue
+) -> None:
+    endpoint = two_versions(queue)
+    done = rollback(absent_queue)
+    assert (done.is_changed, done.published, done.applied_in_ms) == (True, None, None)
+    assert reload(endpoint).live.name == "tiny/1"
+    assert not reload(endpoint).is_published
+    assert publication.relay(queue=queue, now=NOW) > 0
+    route = queue.read_route("chat")
+    assert route is not None
+    assert route.live == "tiny/1"
+
+
+def test_a_repeat_publishes_what_the_first_could_not(queue: Queue, absent_queue: Queue) -> None:
+    endpoint = two_versions(queue)
+    rollback(absent_queue, from_version="tiny/2")
+    again = rollback(queue, from_version="tiny/2")
+    assert (again.is_changed, again.published is not None) == (False, True)
+    assert reload(endpoint).is_published
+
+
+def test_the_policy_for_requests_in_flight_goes_with_the_rollback_alone(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_versions(queue, in_flight="cut")
+    told: list[str] = []
+    apply_route = queue.apply_route
+
+    def listen(route: Any, *, in_flight: str) -> Any:
+        told.append(in_flight)
+        return apply_route(route, in_flight=in_flight)
+
+    monkeypatch.setattr(queue, "apply_route", listen)
+    promote(queue, "tiny/1")
+    rollback(queue)
+    assert told == ["finish", "cut"]
+
+
+def test_a_candidate_is_loaded_without_traffic_and_then_given_a_share(queue: Queue) -> None:
+    endpoint = two_versions(queue)
+    make_version()
+    services.set_candidate(name="chat", version="tiny/3", actor="ada", now=NOW, queue=queue)
+    row = reload(endpoint)
+    assert (row.candidate and row.candidate.name, row.canary_bp) == ("tiny/3", 0)
+    assert row.salt != endpoint.salt
+    services.set_canary(name="chat", canary_bp=250, actor="ada", now=NOW, queue=queue)
+    services.set_candidate(name="chat", version=None, actor="ada", now=NOW, queue=queue)
+    assert (reload(endpoint).candidate, reload(endpoint).canary_bp) == (None, 0)
+    assert [kind for kind, _ in events_of("chat")][1:] == [
+        "endpoint.candidate_set", "endpoint.canary_set", "endpoint.candidate_set",
+    ]  # fmt: skip
+
+
+def test_settings_and_candidate_change_together_as_one_generation(queue: Queue) -> None:
+    two_versions(queue)
+    make_version()
+    done = services.configure(
+        name="chat",
+        candidate="tiny/3",
+        canary_bp=100,
+        settings=Settings(queue_cap=9, in_flight="retry_if_no_token", standby_s=60),
+        actor="ada",
+        now=NOW,
+        queue=queue,
+    )
+    assert (done.state.generation, done.state.queue_cap, done.state.canary_bp) == (2, 9, 100)
+    event = Event.objects.get(type="endpoint.configured")
+    assert event.data["settings"] == {
+        "queue_cap": 9, "in_flight": "retry_if_no_token", "standby_s": 60,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(queue_cap=0),
+        Settings(deadline_s=0.5),
+        Settings(in_flight="pray"),
+        Settings(standby_s=0),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named(queue: Queue, settings: Settings) -> None:
+    two_versions(queue)
+    name = next(iter(settings.changes()))
+    with pytest.raises(services.InvalidEndpoint, match=name):
+        services.configure(name="chat", settings=settings, actor="ada", now=NOW, queue=queue)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda queue: promote(queue, "tiny/9"), services.UnknownVersion),
+        (lambda queue: promote(queue, "nonsense"), services.UnknownVersion),
+        (lambda queue: promote(queue, "slow/1"), services.VersionNotReady),
+        (lambda queue: rollback(queue, to_version="tiny/9"), services.UnknownVersion),
+    ],
+)
+def test_what_is_named_must_be_there(
+    queue: Queue, call: Callable[[Queue], object], error: type[Exception]
+) -> None:
+    two_versions(queue)
+    make_version(model="slow", state="pending")
+    with pytest.raises(error):
+        call(queue)
+
+
+def test_an_endpoint_that_is_not_there_is_told(queue: Queue) -> None:
+    make_version()
+    with pytest.raises(UnknownEndpoint, match="'chat'"):
+        rollback(queue)
+    with pytest.raises(UnknownEndpoint, match="'chat'"):
+        promote(queue, "tiny/1")
+
+
+def test_a_standby_ends_once_and_the_version_is_wanted_no_more(queue: Queue) -> None:
+    endpoint = two_versions(queue, standby_s=60)
+    rollback(queue)
+    assert services.expire_standby(queue=queue, now=NOW) == []
+    later = NOW.replace(minute=1)
+    assert services.expire_standby(queue=queue, now=later) == ["chat"]
+    assert services.expire_standby(queue=queue, now=later) == []
+    assert reload(endpoint).retired is None
+    assert [each.version for each in queue.read_desired() or ()] == ["tiny/1"]
+    assert reload(endpoint).rejections.count() == 1
+
+
+def test_the_reason_can_be_added_after_a_change_made_in_a_hurry(queue: Queue) -> None:
+    two_versions(queue)
+    rollback(queue)
+    event = Event.objects.get(type="endpoint.rolled_back")
+    services.annotate(name="chat", sequence=event.sequence, reason="it swore", actor="bob", now=NOW)
+    note = Event.objects.get(type="endpoint.annotated")
+    assert (note.reason, note.actor, note.data) == ("it swore", "bob", {"event": event.sequence})
+    with pytest.raises(services.UnknownEvent):
+        services.annotate(name="other", sequence=event.sequence, reason="x", actor="b", now=NOW)

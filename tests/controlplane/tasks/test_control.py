@@ -6,7 +6,7 @@ import pytest
 from django.utils import timezone
 
 from controlplane.celery import QUEUE, app
-from controlplane.endpoints import services as endpoints
+from controlplane.endpoints import publication
 from controlplane.monitoring.models import RequestLog
 from controlplane.tasks import control
 from inference.queue import Queue
@@ -48,6 +48,8 @@ def test_one_tick_of_each_brings_redis_and_database_together(
     for task in (
         control.relay,
         control.reconcile,
+        control.expire_standby,
+        control.expire_idempotency,
         control.publish_keys,
         control.intake,
         control.import_pending,
@@ -55,5 +57,5 @@ def test_one_tick_of_each_brings_redis_and_database_together(
     ):
         task()
     assert connected.read_route("chat") is not None
-    assert endpoints.reconcile(queue=connected) == []
+    assert publication.reconcile(queue=connected, now=timezone.now()) == []
     assert RequestLog.objects.count() == 1
