@@ -1,4 +1,4 @@
-"""`make bench`: what the path adds to a request, and how fast the plain engine is.
+"""`make bench`: what the path adds to a request, how fast the way back is, and how fast the plain engine is.
 
 Every figure comes with another one of the same run, because the same machine is faster at one hour than at the next:
 read the ratios, and compare absolute numbers only within one output.
@@ -11,9 +11,9 @@ import os
 import platform
 import sys
 
-from tests.bench import engine, path
+from tests.bench import engine, flip, path
 
-SECTIONS = {"path": path.measure, "engine": engine.measure}
+SECTIONS = {"path": path.measure, "flip": flip.measure, "engine": engine.measure}
 
 
 def main() -> int:
