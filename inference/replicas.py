@@ -162,6 +162,7 @@ class Member:
         self._queue = queue
         self._lock = threading.RLock()
         self._lease = Lease(slot, _new_consumer(slot), lease_ms)
+        self._has_lease = False
         self._settled_at = 0.0
         self.status = SlotStatus(slot)
         self.clock = ServerClock()
@@ -196,12 +197,15 @@ class Member:
             status = self.status
             is_ready = status.state is SlotState.READY
             asked_at = time.monotonic()
-            server_s = self._queue.renew(
+            renewal = self._queue.renew(
                 self._lease, status.to_json(), status.lane, is_ready=is_ready
             )
-        if server_s is None:
-            return False
-        self.clock.sync(server_s, at=(asked_at + time.monotonic()) / 2)
+            if renewal is None:
+                return False
+            if self._has_lease and not renewal.stood:
+                self.unsettle()
+            self._has_lease = True
+        self.clock.sync(renewal.server_s, at=(asked_at + time.monotonic()) / 2)
         return True
 
     def adopt(self) -> Resident | None:
@@ -289,6 +293,7 @@ class Member:
     def rejoin(self) -> None:
         """Take a new consumer name; the next renewal makes it a lease."""
         with self._lock:
+            self._has_lease = False
             self._lease = replace(self._lease, consumer=_new_consumer(self.slot))
 
     def leave(self) -> None:

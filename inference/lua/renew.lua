@@ -3,8 +3,9 @@
 --
 -- KEYS  slot:{consumer}, fenced:{consumer}, slots, ready:{endpoint}:{version} or "" while it holds none
 -- ARGV  slot, lease in ms, report, "1" if it is ready
--- reply the server's clock in microseconds, or 0 if the lease is lost
-if redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
+-- reply {the server's clock in microseconds, or 0 if the lease is lost; 1 if the lease stood until now}
+if redis.call('EXISTS', KEYS[2]) == 1 then return {0, 0} end
+local stood = redis.call('EXISTS', KEYS[1])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
@@ -18,4 +19,4 @@ if KEYS[4] ~= '' then
     redis.call('ZREM', KEYS[4], ARGV[1])
   end
 end
-return time[1] * 1000000 + time[2]
+return {time[1] * 1000000 + time[2], stood}

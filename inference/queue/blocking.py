@@ -22,6 +22,7 @@ from inference.queue.lanes import (
     Lease,
     LogEntry,
     Notice,
+    Renewal,
 )
 from inference.queue.link import CONNECTION, create_group, read_lua, translated
 
@@ -173,13 +174,14 @@ class Queue:
 
     def renew(
         self, lease: Lease, report: str, lane: Lane | None, *, is_ready: bool
-    ) -> float | None:
-        """Renew lease, readiness and report at once; the server's clock in seconds, or None if the lease is lost."""
+    ) -> Renewal | None:
+        """Renew lease, readiness and report at once; None if the lease is lost for good."""
         ready_key = lane.key("ready") if lane else ""
         keys = [f"slot:{lease.consumer}", f"fenced:{lease.consumer}", "slots", ready_key]
         with translated():
-            now_us = self._lua["renew"](keys, [lease.slot, lease.lease_ms, report, int(is_ready)])
-        return now_us / 1e6 if now_us else None
+            args = [lease.slot, lease.lease_ms, report, int(is_ready)]
+            now_us, stood = self._lua["renew"](keys, args)
+        return Renewal(now_us / 1e6, stood=bool(stood)) if now_us else None
 
     def release(self, lease: Lease, lane: Lane | None) -> None:
         """End a lease early: what the consumer still has is free for others at once."""

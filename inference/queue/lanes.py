@@ -117,6 +117,14 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
+class Renewal:
+    """A lease stands again. Where it ``stood`` not until now, it is new, ran out, or Redis lost its memory."""
+
+    server_s: float
+    stood: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Adoption:
     """What a slot holds by the desired state; no ``resident``: nothing, or not any more.
 

@@ -276,9 +276,29 @@ def test_an_idle_slot_lets_those_speak_first_who_held_something(queue: Queue) ->
     assert idle.adopt() is None  # nothing is published: perhaps everything was lost
     queue.publish_desired([RESIDENT])
     assert idle.adopt() is None
-    time.sleep(0.45)
-    idle.renew()
+    wait_and_renew(idle, 0.45)
     assert idle.adopt() == RESIDENT
+
+
+def test_an_idle_slot_notices_a_loss_by_its_own_lease(redis_url: str, queue: Queue) -> None:
+    idle = Member(queue, "slot-1", lease_ms=400)
+    idle.renew()
+    with redis.Redis.from_url(redis_url) as client:
+        client.flushall()
+    queue.publish_desired([RESIDENT])  # so soon that nobody saw it missing
+
+    idle.renew()
+    assert idle.adopt() is None
+    wait_and_renew(idle, 0.45)
+    assert idle.adopt() == RESIDENT
+
+
+def wait_and_renew(member: Member, seconds: float) -> None:
+    """Let time pass without letting the lease run out."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        time.sleep(0.05)
+        member.renew()
 
 
 def test_a_report_of_another_release_is_read(queue: Queue) -> None:

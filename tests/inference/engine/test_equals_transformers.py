@@ -6,6 +6,7 @@ in float32. So a token may differ only where the oracle's two best logits are cl
 
 from __future__ import annotations
 
+import os
 import pydoc_data.topics
 import random
 import warnings
@@ -27,6 +28,7 @@ from inference.protocol import SamplingParams
 pytestmark = pytest.mark.slow
 
 NUM_OUTPUT_TOKENS = 64
+NUM_THREADS = min(os.cpu_count() or 1, 2)
 LENGTHS = (5, 6, 7, 15, 16, 17, 31, 33, 50, 64, 100, 127, 128, 129, 200, 256, 300, 450, 700, 900)
 TOLERANCE = 1e-4
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
@@ -64,7 +66,7 @@ def references(gguf_path: Path, prompts: list[Tokens], alone: list[Tokens]) -> l
 
     As long as the outputs agree, this is what greedy generation would give; after a difference nothing is compared.
     """
-    torch.set_num_threads(2)
+    torch.set_num_threads(NUM_THREADS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model: Any = AutoModelForCausalLM.from_pretrained(
@@ -139,7 +141,9 @@ def test_the_comparison_notices_a_wrong_token(
 
 def _load(artifact: Path, **options: Any) -> LLMEngine:
     return LLMEngine.load(
-        EngineConfig(artifact, dtype="float32", num_threads=1, max_model_len=1024, **options)
+        EngineConfig(
+            artifact, dtype="float32", num_threads=NUM_THREADS, max_model_len=1024, **options
+        )
     )
 
 
