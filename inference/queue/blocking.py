@@ -179,7 +179,7 @@ class Queue:
         ready_key = lane.key("ready") if lane else ""
         keys = [f"slot:{lease.consumer}", f"fenced:{lease.consumer}", "slots", ready_key]
         with translated():
-            args = [lease.slot, lease.lease_ms, report, int(is_ready)]
+            args: list[str | int] = [lease.slot, lease.lease_ms, report, int(is_ready)]
             now_us, stood = self._lua["renew"](keys, args)
         return Renewal(now_us / 1e6, stood=bool(stood)) if now_us else None
 
