@@ -368,7 +368,6 @@ async def test_desired_residents_and_keys_come_back_as_published(
     assert queue.read_desired() is None
     queue.publish_desired([resident, resident])
     assert queue.read_desired() == [resident, resident]
-
     queue.put_keys({"k1": '{"scopes":[]}'})
     assert await gateway.read_key("k1") == '{"scopes":[]}'
     queue.delete_key("k1")
@@ -398,5 +397,4 @@ async def test_a_redis_that_is_full_is_the_same_error(
                 await gateway.enqueue(request(), "gw", "user")
         finally:
             client.config_set("maxmemory", "0")
-
     assert queue.read_bodies(["r1"]) == [None]
