@@ -180,7 +180,10 @@ def complete(
     Asking a gateway that is not would only fill the request log with refusals.
     """
     with httpx.Client(base_url=url, timeout=COMPLETION_TIMEOUT, transport=transport) as http:
-        _send(http, "GET", "/readyz")
+        try:
+            _send(http, "GET", "/readyz")
+        except ApiError as error:
+            raise ApiError(error.status, "the gateway is not ready yet") from error
         reply = _send(
             http,
             "POST",

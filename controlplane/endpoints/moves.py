@@ -138,18 +138,22 @@ def rollback(
     ready: Collection[str] | None,
     force: bool,
     now: datetime,
+    names_nothing: bool = False,
 ) -> EndpointState:
     """Take the version ``leave`` back: ``target``, or else the previous version, is live at once.
 
     The version left is rejected and retired, and ``previous`` is empty, so that nothing leads back to it by itself.
-    If ``leave`` is not live, somebody was faster and nothing changes. ``ready`` are the versions that can answer,
+    If ``leave`` is not live, somebody was faster and nothing changes; nor does it where a call that ``names_nothing``
+    comes after a rollback, because then it is a repeat. ``ready`` are the versions that can answer,
     or None when nobody knows, which does not hold a rollback up.
 
     Raises:
         NothingToRollBackTo: nothing was named, and no version is kept that was not rejected.
         PreviousNotReady: the target could not answer, but the live version can; ``force`` goes there anyway.
     """
-    if state.live.name != leave:
+    # Only a rollback leaves a rejected version and no previous one.
+    is_repeat = names_nothing and state.previous is None and bool(state.rejected)
+    if state.live.name != leave or is_repeat:
         return state
     to = target or state.previous
     if to is None or to.name == leave or (target is None and to.name in state.rejected):

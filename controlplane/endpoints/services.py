@@ -180,8 +180,8 @@ def rollback(
 ) -> Changed:
     """Take ``from_version`` (the live one, when nothing is named) back, at once.
 
-    Keyed by the version it leaves: when that is not live, somebody was faster and nothing changes. A Redis that is
-    away does not hold it up.
+    Keyed by the version it leaves: when that is not live, somebody was faster and nothing changes. A repeat of a call
+    that names nothing changes nothing either. A Redis that is away does not hold it up.
 
     Raises:
         NothingToRollBackTo: no version is kept, and none was named.
@@ -195,7 +195,15 @@ def rollback(
 
     def move(state: EndpointState) -> EndpointState:
         to = place(target) if target else None
-        return moves.rollback(state, leave=leave, target=to, ready=ready, force=force, now=now)
+        return moves.rollback(
+            state,
+            leave=leave,
+            target=to,
+            ready=ready,
+            force=force,
+            now=now,
+            names_nothing=not (from_version or to_version),
+        )
 
     versions = [target] if target else []
     change = Change("endpoint.rolled_back", name, actor, reason, now, versions)

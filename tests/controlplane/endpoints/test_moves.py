@@ -50,7 +50,13 @@ def rollback(
     force: bool = False,
 ) -> EndpointState:
     return moves.rollback(
-        state, leave=leave or state.live.name, target=to, ready=ready, force=force, now=NOW
+        state,
+        leave=leave or state.live.name,
+        target=to,
+        ready=ready,
+        force=force,
+        now=NOW,
+        names_nothing=not (leave or to),
     )
 
 
@@ -95,12 +101,18 @@ def test_a_rollback_leaves_nothing_that_leads_back() -> None:
     assert after.rejected == {"tiny/2"}
     assert (after.retired, after.retired_until) == (V2, NOW + timedelta(seconds=60))
     with pytest.raises(moves.NothingToRollBackTo):
-        rollback(after)
+        rollback(after, leave="tiny/1")
 
 
 def test_a_repeated_rollback_finds_that_somebody_was_faster() -> None:
     after = rollback(make_state())
     assert rollback(after, leave="tiny/2") is after
+    assert rollback(after) is after
+
+
+def test_without_a_way_back_a_first_rollback_is_refused() -> None:
+    with pytest.raises(moves.NothingToRollBackTo):
+        rollback(make_state(previous=None))
 
 
 def test_a_rejected_version_serves_again_when_it_is_named() -> None:
