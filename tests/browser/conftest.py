@@ -28,9 +28,9 @@ ARGUMENTS = [
 ]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One browser for all pages."""
+    """One browser for the pages of a module: while Playwright is there, its event loop runs in this thread."""
     if CHROMIUM is None:
         pytest.skip("No Chromium on PATH: install one, for instance `apt-get install chromium`.")
     with sync_playwright() as playwright:
