@@ -168,7 +168,7 @@ def _waiting_for(error: ApiError, find: Callable[[], EndpointInfo]) -> str:
 
 
 def _log_of(reason: str, run: Run) -> str:
-    name = "gateway.log" if "gateway" in reason else "engine-0.log"
+    name = "gateway.log" if "gateway" in reason else "engine-*.log"
     return f"{run.logs}/{name} and {run.logs}/supervisord.log"
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
-from inference.config import InvalidConfig
+from inference.config import EngineConfig, InvalidConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,11 @@ class SlotConfig:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Self:
-        """Read ``TATKAL_SLOT``, ``REDIS_URL``, ``TATKAL_ENGINE``, ``TATKAL_LEASE_MS``, ``TATKAL_DRAIN_S``, ..."""
+        """Read ``TATKAL_SLOT``, ``REDIS_URL``, ``TATKAL_ENGINE``, ``TATKAL_LEASE_MS``, ``TATKAL_DRAIN_S``, ...
+
+        The engine's own settings are looked at too: a malformed one is this process's fault, not a version's.
+        """
+        EngineConfig.from_env(env, artifact=Path())
         values: dict[str, Any] = {
             "slot": env.get("TATKAL_SLOT", ""),
             "redis_url": env.get("REDIS_URL", ""),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -106,14 +107,14 @@ def test_the_same_reason_is_said_once_and_then_now_and_again() -> None:
     ("error", "found", "log"),
     [
         (ApiError(0, "refused"), endpoint(), "gateway.log"),
-        (ApiError(503, "503"), endpoint(), "engine-0.log"),
-        (ApiError(503, "503"), endpoint(SlotInfo("s", "failed", "no memory")), "engine-0.log"),
+        (ApiError(503, "503"), endpoint(), "engine-*.log"),
+        (ApiError(503, "503"), endpoint(SlotInfo("s", "failed", "no memory")), "engine-*.log"),
     ],
 )
 def test_after_the_deadline_it_names_the_log_to_read(
     error: ApiError, found: EndpointInfo, log: str
 ) -> None:
-    with pytest.raises(CommandFailed, match=f"/var/logs/{log}"):
+    with pytest.raises(CommandFailed, match=re.escape(f"/var/logs/{log}")):
         wait(iter([error] * 1000), find=lambda: found)
 
 

@@ -26,6 +26,10 @@ def test_a_slot_reads_its_settings() -> None:
             "TATKAL_LEASE_MS",
         ),
         ({"TATKAL_SLOT": "s", "REDIS_URL": "redis://x", "TATKAL_STALL_S": "0"}, "TATKAL_STALL_S"),
+        (
+            {"TATKAL_SLOT": "s", "REDIS_URL": "redis://x", "TATKAL_ENGINE_BLOCK_SIZE": "many"},
+            "TATKAL_ENGINE_BLOCK_SIZE",
+        ),
     ],
 )
 def test_a_malformed_setting_is_named(env: dict[str, str], named: str) -> None:
