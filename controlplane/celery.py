@@ -63,7 +63,8 @@ app.conf.update(
     accept_content=["json"],
     task_serializer="json",
     worker_prefetch_multiplier=1,
-    worker_cancel_long_running_tasks_on_connection_loss=True,
+    # Threads cannot be cancelled, only warned about; every task may run twice anyway.
+    worker_cancel_long_running_tasks_on_connection_loss=False,
     worker_soft_shutdown_timeout=30,
     worker_send_task_events=False,
     # Nobody inspects workers over the broker, so nobody can command them over it either.

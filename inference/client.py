@@ -180,7 +180,6 @@ class Client:
         self.gateway_id = gateway_id or secrets.token_hex(8)
         self.num_dropped_records = 0
         self._queue = AsyncQueue(redis_url)
-        self._outages = OutageLog(logger)
         self._is_connected = False
         self._streams: dict[str, Stream] = {}
         self._records: deque[RequestRecord] = deque()
@@ -274,17 +273,18 @@ class Client:
     # --------------------------------------------------------------------------------------------- background
 
     async def _repeat(self, name: str, once: Callable[[], Awaitable[None]], pause_s: float) -> None:
+        outages = OutageLog(logger)
         while True:
             try:
                 await once()
+                if self._is_connected:  # who had nothing to ask has not learnt that Redis is back
+                    outages.end(name, self.gateway_id)
                 await asyncio.sleep(pause_s)
             except QueueUnavailable as error:
                 self._is_connected = False
-                logger.warning(
-                    "%s wait for Redis gateway=%s error=%s", name, self.gateway_id, error
-                )
+                outages.warn(name, self.gateway_id, error)
                 await asyncio.sleep(RETRY_S)
-            except Exception:  # a frame or a record we cannot read must not silence all others
+            except Exception:  # whatever it was, the streams and records of all others go on
                 logger.exception("%s failed gateway=%s", name, self.gateway_id)
                 await asyncio.sleep(RETRY_S)
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 MAX_STOP_STRINGS = 4
 MAX_STOP_LENGTH = 64
 MAX_LOGIT_BIAS = 300
+DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # by a version
 
 
 class InvalidParameter(ValueError):
@@ -121,7 +122,8 @@ class GenerateRequest:
     """One request as the gateway hands it to whichever slot serves its endpoint.
 
     Exactly one of ``messages``, ``prompt`` and ``prompt_token_ids`` is set. ``id`` is made by the gateway, never
-    taken from the caller. ``deadline_s`` counts from the moment the request is queued.
+    taken from the caller. ``deadline_s`` counts from the moment the request is queued. ``unset`` names the parameters of
+    ``sampling`` that the caller left out, so that the version that answers may fill them.
     """
 
     id: str
@@ -134,6 +136,7 @@ class GenerateRequest:
     key_id: str = ""
     user: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    unset: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """The body kept in ``req:{id}`` while the request lives."""
@@ -150,6 +153,7 @@ class GenerateRequest:
             data["messages"] = tuple(ChatMessage(**message) for message in data["messages"])
         if data["prompt_token_ids"] is not None:
             data["prompt_token_ids"] = tuple(data["prompt_token_ids"])
+        data["unset"] = tuple(data.get("unset", ()))  # gateways of an older release do not send it
         return cls(sampling=SamplingParams(**sampling), **data)
 
 

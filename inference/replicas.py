@@ -7,6 +7,7 @@ to a slot, so nothing can be lost, and a slot that was away finds the present st
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import threading
 import time
@@ -17,6 +18,8 @@ from typing import Any, Self
 
 from inference.protocol import Resident
 from inference.queue import Adoption, Lane, Lease, Queue, QueueUnavailable
+
+logger = logging.getLogger(__name__)
 
 REPORT_TTL_S = 15.0
 LOAD_RETRIES_S = (1.0, 2.0, 5.0, 15.0, 60.0)
@@ -85,10 +88,10 @@ class LoadFailure:
 
     endpoint: str
     version: str
-    artifact: str
-    count: int
-    retry_at: float
-    detail: str
+    artifact: str = ""
+    count: int = 1
+    retry_at: float = 0.0
+    detail: str = ""
     is_under_way: bool = False
 
     @property
@@ -102,33 +105,34 @@ class LoadFailure:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Rebuild from ``to_json``."""
+        """Rebuild from ``to_json``, also of another release."""
         data = json.loads(text)
-        return cls(**{field.name: data[field.name] for field in fields(cls)})
+        return cls(**{field.name: data[field.name] for field in fields(cls) if field.name in data})
 
 
 def list_failures(queue: Queue) -> list[LoadFailure]:
-    """Every desired version that is not loaded after a try or more, or that is being tried.
+    """Every desired version that is not loaded after a try or more, or that is being tried; the unreadable are left out.
 
     Raises:
         QueueUnavailable: Redis cannot be reached.
     """
-    failures = queue.read_failures()
-    return [LoadFailure.from_json(text) for _, text in sorted(failures.items())]
+    failures = [_parse_failure(*each) for each in sorted(queue.read_failures().items())]
+    return [failure for failure in failures if failure is not None]
 
 
 def list_slots(queue: Queue) -> list[SlotStatus]:
-    """Every slot that reported within the last ``REPORT_TTL_S`` seconds, by name.
+    """Every slot that reported within the last ``REPORT_TTL_S`` seconds, by name; unreadable reports are left out.
 
     Raises:
         QueueUnavailable: Redis cannot be reached.
     """
     now, reports = queue.read_reports()
-    return [
-        SlotStatus.from_json(report, updated_at=at)
+    statuses = [
+        _parse_status(slot, at, report)
         for slot, (at, report) in sorted(reports.items())
         if now - at <= REPORT_TTL_S
     ]
+    return [status for status in statuses if status is not None]
 
 
 class ServerClock:
@@ -280,8 +284,9 @@ class Member:
             self._queue.put_failure(failure.lane, None)
 
     def _read_failure(self, lane: Lane) -> LoadFailure | None:
-        text = self._queue.read_failures().get(f"{lane.endpoint}:{lane.version}")
-        return LoadFailure.from_json(text) if text else None
+        name = f"{lane.endpoint}:{lane.version}"
+        text = self._queue.read_failures().get(name)
+        return _parse_failure(name, text) if text else None
 
     def _put_failure(self, failure: LoadFailure) -> LoadFailure:
         delay_s = LOAD_RETRIES_S[min(failure.count, len(LOAD_RETRIES_S)) - 1]
@@ -309,6 +314,22 @@ class Member:
                 self._queue.release(self._lease, lane)
             finally:
                 self.rejoin()
+
+
+def _parse_failure(name: str, text: str) -> LoadFailure | None:
+    try:
+        return LoadFailure.from_json(text)
+    except (ValueError, TypeError, KeyError) as error:
+        logger.warning("load failure cannot be read version=%s error=%r", name, error)
+        return None
+
+
+def _parse_status(slot: str, updated_at: float, report: str) -> SlotStatus | None:
+    try:
+        return SlotStatus.from_json(report, updated_at=updated_at)
+    except (ValueError, TypeError, KeyError) as error:
+        logger.warning("report cannot be read slot=%s error=%r", slot, error)
+        return None
 
 
 def _new_consumer(slot: str) -> str:

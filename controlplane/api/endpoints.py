@@ -16,7 +16,7 @@ from controlplane.api.drf import Body, actor_of
 from controlplane.api.idempotency import IDEMPOTENCY_KEY, Idempotent
 from controlplane.endpoints import services
 from controlplane.endpoints.changes import Changed
-from controlplane.endpoints.models import MAX_BP, Endpoint, Rejection
+from controlplane.endpoints.models import MAX_BP, MAX_DEADLINE_S, MAX_STANDBY_S, Endpoint, Rejection
 from controlplane.endpoints.moves import Settings
 from controlplane.endpoints.publication import connection
 from controlplane.endpoints.routing import ROLES
@@ -112,10 +112,10 @@ class NewEndpoint(Body):
     name = serializers.CharField(max_length=64)
     live = serializers.CharField(help_text="model/number")
     queue_cap = serializers.IntegerField(required=False, min_value=1)
-    deadline_s = serializers.FloatField(required=False, min_value=1)
+    deadline_s = serializers.FloatField(required=False, min_value=1, max_value=MAX_DEADLINE_S)
     store_texts = serializers.BooleanField(required=False)
     in_flight = serializers.ChoiceField(required=False, choices=Endpoint.InFlight.choices)
-    standby_s = serializers.IntegerField(required=False, min_value=1)
+    standby_s = serializers.IntegerField(required=False, min_value=1, max_value=MAX_STANDBY_S)
     reason = serializers.CharField(default="", allow_blank=True, max_length=MAX_REASON)
 
 
@@ -131,10 +131,10 @@ class EndpointChange(Body):
         required=False, min_value=0, max_value=MAX_BP, help_text="Share of the candidate in 10,000."
     )
     queue_cap = serializers.IntegerField(required=False, min_value=1)
-    deadline_s = serializers.FloatField(required=False, min_value=1)
+    deadline_s = serializers.FloatField(required=False, min_value=1, max_value=MAX_DEADLINE_S)
     store_texts = serializers.BooleanField(required=False)
     in_flight = serializers.ChoiceField(required=False, choices=Endpoint.InFlight.choices)
-    standby_s = serializers.IntegerField(required=False, min_value=1)
+    standby_s = serializers.IntegerField(required=False, min_value=1, max_value=MAX_STANDBY_S)
     reason = serializers.CharField(default="", allow_blank=True, max_length=MAX_REASON)
     expected_generation = serializers.IntegerField(required=False, min_value=1)
 

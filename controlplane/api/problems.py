@@ -25,13 +25,17 @@ DATABASE_AWAY = (OperationalError, InterfaceError)
 PROBLEM_JSON = "application/problem+json"
 PROBLEM_SCHEMA = {
     "type": "object",
-    "required": ["type", "title", "status", "detail", "code"],
+    "required": ["type", "title", "status", "detail", "code", "retryable"],
     "properties": {
         "type": {"type": "string", "format": "uri-reference"},
         "title": {"type": "string"},
         "status": {"type": "integer"},
         "detail": {"type": "string"},
         "code": {"type": "string", "description": "Stable; programs may match it."},
+        "retryable": {
+            "type": "boolean",
+            "description": "Whether the same request may succeed later; false: change it first.",
+        },
         "errors": {"type": "object", "description": "Messages by field."},
         "current": {
             "type": "object",
@@ -74,6 +78,7 @@ def to_problem(exception: Exception, context: dict[str, Any]) -> Response | None
             int(exception.status),
             code=exception.code,
             detail=exception.message,
+            retryable=not exception.permanent,
             headers=headers,
             members=exception.details,
         )
@@ -83,6 +88,7 @@ def to_problem(exception: Exception, context: dict[str, Any]) -> Response | None
             HTTPStatus.SERVICE_UNAVAILABLE,
             code="database_unavailable",
             detail="The database does not answer, so nothing was changed that it had not confirmed; try again.",
+            retryable=True,
             headers={"Retry-After": "5"},
         )
     response = drf_exception_handler(exception, context)
@@ -101,7 +107,11 @@ def to_problem(exception: Exception, context: dict[str, Any]) -> Response | None
             members={"errors": _by_field(response.data)},
         )
     return _problem(
-        response.status_code, code=code, detail=str(response.data["detail"]), headers=headers
+        response.status_code,
+        code=code,
+        detail=str(response.data["detail"]),
+        retryable=isinstance(exception, exceptions.Throttled),
+        headers=headers,
     )
 
 
@@ -123,6 +133,7 @@ def _problem(
     code: str,
     detail: str,
     headers: Mapping[str, str],
+    retryable: bool = False,
     members: Mapping[str, Any] | None = None,
 ) -> Response:
     body = {
@@ -131,6 +142,7 @@ def _problem(
         "status": status,
         "detail": detail,
         "code": code,
+        "retryable": retryable,
         **(members or {}),
     }
     return Response(body, status=status, headers=headers, content_type=PROBLEM_JSON)

@@ -15,7 +15,7 @@ from unfold.widgets import (
     UnfoldBooleanSwitchWidget,
 )
 
-from controlplane.endpoints.models import MAX_BP, Endpoint
+from controlplane.endpoints.models import MAX_BP, MAX_DEADLINE_S, MAX_STANDBY_S, Endpoint
 from controlplane.endpoints.moves import Settings
 from controlplane.endpoints.slots import RoleReadiness
 from controlplane.registry.models import Version
@@ -114,6 +114,7 @@ class SettingsForm(MoveForm):
     deadline_s = forms.FloatField(
         label="Deadline in seconds",
         min_value=1,
+        max_value=MAX_DEADLINE_S,
         widget=UnfoldAdminDecimalFieldWidget,
         help_text="A request that is not answered by then ends with an error.",
     )
@@ -125,6 +126,7 @@ class SettingsForm(MoveForm):
     standby_s = forms.IntegerField(
         label="Standby in seconds",
         min_value=1,
+        max_value=MAX_STANDBY_S,
         widget=UnfoldAdminIntegerFieldWidget,
         help_text="How long a version that was rolled back or replaced stays in a slot.",
     )

@@ -20,6 +20,9 @@ from controlplane.endpoints.routing import (
 from controlplane.registry.models import Version, validate_slug
 
 MAX_BP = 10_000
+# No engine holds a request for an hour, and no version is looked at for longer than a month.
+MAX_DEADLINE_S = 3600.0
+MAX_STANDBY_S = 30 * 24 * 3600
 
 
 def make_salt() -> str:
@@ -69,7 +72,9 @@ class Endpoint(models.Model):
     incarnation = models.UUIDField(default=uuid.uuid4)
     salt = models.CharField(max_length=32, default=make_salt)
     queue_cap = models.PositiveIntegerField(default=256, validators=[MinValueValidator(1)])
-    deadline_s = models.FloatField(default=300.0, validators=[MinValueValidator(1.0)])
+    deadline_s = models.FloatField(
+        default=300.0, validators=[MinValueValidator(1.0), MaxValueValidator(MAX_DEADLINE_S)]
+    )
     store_texts = models.BooleanField(default=False)
     # Defaults in the database as well: the release before this one does not know the columns.
     in_flight = models.CharField(
@@ -78,7 +83,7 @@ class Endpoint(models.Model):
     standby_s = models.PositiveIntegerField(
         default=DEFAULT_STANDBY_S,
         db_default=DEFAULT_STANDBY_S,
-        validators=[MinValueValidator(1)],
+        validators=[MinValueValidator(1), MaxValueValidator(MAX_STANDBY_S)],
     )
     retired = models.ForeignKey(
         Version, on_delete=models.PROTECT, related_name="+", null=True, blank=True
@@ -114,6 +119,10 @@ class Endpoint(models.Model):
                 condition=Q(queue_cap__gte=1, deadline_s__gte=1.0), name="endpoints_limits"
             ),
             models.CheckConstraint(condition=Q(standby_s__gte=1), name="endpoints_standby"),
+            models.CheckConstraint(
+                condition=Q(deadline_s__lte=MAX_DEADLINE_S, standby_s__lte=MAX_STANDBY_S),
+                name="endpoints_longest_times",
+            ),
             models.CheckConstraint(
                 condition=Q(in_flight__in=IN_FLIGHT_POLICIES), name="endpoints_in_flight"
             ),

@@ -108,9 +108,15 @@ def reconcile(*, queue: Queue, now: datetime) -> list[str]:
     """
     # Redis is read before the rows: a route is committed before it is applied, so that a row read afterwards can
     # only be older than its route if the database lost a commit.
+    routed = queue.read_endpoints()
     names = list(Endpoint.objects.values_list("name", flat=True))
     seen = {name: queue.read_route(name) for name in names}
     healed = []
+    for name in sorted(set(routed) - set(names)):
+        # Endpoints are never deleted: an older database was restored, and nobody could move this route any more.
+        queue.withdraw_route(name)
+        logger.warning("route withdrawn, the database has no such endpoint endpoint=%s", name)
+        healed.append(f"withdrawn:{name}")
     for endpoint in Endpoint.objects.with_versions():
         if endpoint.is_published and seen.get(endpoint.name) == route_of(endpoint.to_state()):
             continue

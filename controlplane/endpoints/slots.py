@@ -9,8 +9,9 @@ from controlplane.endpoints.routing import EndpointState
 from inference.queue import LaneCount, Queue
 from inference.replicas import LoadFailure, SlotState, SlotStatus, list_failures, list_slots
 
-# A slot reports twice a second. One that is silent for so long hangs or is gone, whatever it said last.
-SILENT_AFTER_S = 5.0
+# A slot reports twice a second, and its lease ends 2 s after its last report. One that is silent for half a second
+# more hangs or is gone, whatever it said last: others take over what it had.
+SILENT_AFTER_S = 2.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from controlplane.gateway.body import (
 )
 from controlplane.gateway.messages import read_messages, read_prompt
 from inference.protocol import (
+    DEFAULTABLE,
     MAX_LOGIT_BIAS,
     MAX_STOP_STRINGS,
     ChatMessage,
@@ -129,6 +130,7 @@ def _read_request(kind: Kind, data: dict[str, Any], origin: Origin) -> GenerateR
         key_id=origin.key_id,
         user=_optional(data, "user", _check_user),
         metadata=_optional(data, "metadata", _check_metadata) or {},
+        unset=tuple(name for name in DEFAULTABLE if data.get(name) is None),
         **_read_input(kind, data),
     )
 

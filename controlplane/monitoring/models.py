@@ -55,7 +55,7 @@ class RequestLog(models.Model):
     first_token_s = models.FloatField(null=True)
     total_s = models.FloatField()
     finished_at = models.DateTimeField()
-    user = models.CharField(max_length=256, blank=True)
+    user = models.CharField(max_length=512, blank=True)
     tags = models.JSONField(default=dict, blank=True)
     prompt = models.TextField(null=True, blank=True)  # noqa: DJ001 (null: not stored; empty: an empty text)
     completion = models.TextField(null=True, blank=True)  # noqa: DJ001

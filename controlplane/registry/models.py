@@ -54,6 +54,10 @@ class VersionQuerySet(models.QuerySet["Version"]):
         died = models.Q(state=Version.State.IMPORTING, import_started_at__lt=stale_before)
         return self.filter(models.Q(state=Version.State.PENDING) | died).order_by("pk")
 
+    def importing(self, *, stale_before: datetime) -> Self:
+        """Versions whose import may still be running; one begun before ``stale_before`` has died."""
+        return self.filter(state=Version.State.IMPORTING, import_started_at__gte=stale_before)
+
     def named(self, name: str) -> Self:
         """The version called ``model/number``; nothing when the name is malformed."""
         model, _, number = name.rpartition("/")

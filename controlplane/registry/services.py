@@ -127,13 +127,15 @@ def register(*, draft: Draft, actor: str, now: datetime) -> Version:
 
 
 def import_pending(*, importing: Importing, clock: Callable[[], datetime]) -> Version | None:
-    """Import the oldest version that waits; None when none does.
+    """Import the oldest version that waits; None when none does, or while another import runs.
 
-    A version whose import died with its process is taken again once no import could still be running.
+    An import may take half an hour of one thread, and the others have routes and keys to see to. A version whose
+    import died with its process is taken again once no import could still be running.
     """
     stale_before = clock() - timedelta(seconds=importing.limits.timeout_s + 60)
     version = Version.objects.importable(stale_before=stale_before).first()
-    if version is None:
+    # In this order two importers find the same version, which one of them takes, or the later sees the earlier run.
+    if version is None or Version.objects.importing(stale_before=stale_before).exists():
         return None
     return import_version(version=version, importing=importing, clock=clock)
 

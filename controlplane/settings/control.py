@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from datetime import timedelta
 from typing import Any
@@ -19,6 +20,7 @@ LIFESPAN = "controlplane.asgi.no_resources"
 HEALTH_CHECKS = {"database": "controlplane.api.checks.check_database"}
 STARTUP_CHECKS = ("database",)
 MAX_BODY_BYTES = 2**20
+MAX_IMPORT_MEMORY_BYTES = 64 * 2**30
 
 INSTALLED_APPS = [
     # Before unfold, whose templates it replaces.
@@ -82,6 +84,14 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
         # FULL: a promote or a rollback that was confirmed must survive a power cut. In WAL mode NORMAL may lose the
         # last commits; FULL costs one fsync a commit, and the one busy writer commits in batches.
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;",
+    }
+if DATABASES["default"]["ENGINE"] == "django.db.backends.postgresql":
+    DATABASES["default"]["OPTIONS"] = {
+        # A server that hangs, or a row that somebody keeps locked, must not hold a thread for ever: there are few.
+        "connect_timeout": 5,
+        "options": "-c statement_timeout=30000 -c lock_timeout=10000",
+        # What DATABASE_URL says itself comes first.
+        **DATABASES["default"].get("OPTIONS", {}),
     }
 
 # --- People: sessions of the admin. Cookies have names of their own, because cookies do not know ports and 127.0.0.1
@@ -218,6 +228,15 @@ def page(title: str, icon: str, model: str, description: str) -> dict[str, Any]:
     }
 
 
+def default_import_memory_bytes() -> int:
+    """64 GiB, or all that this machine has where that is less; 64 GiB where it does not tell."""
+    try:
+        physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return MAX_IMPORT_MEMORY_BYTES
+    return min(MAX_IMPORT_MEMORY_BYTES, physical) if physical > 0 else MAX_IMPORT_MEMORY_BYTES
+
+
 def is_at_endpoints(request: HttpRequest) -> bool:
     """The page of the slots lies below that of the endpoints, and has an entry of its own."""
     is_slots = request.path == reverse("admin:endpoints_slots")
@@ -289,6 +308,8 @@ LOGGING["loggers"] = {
 ARTIFACT_ROOT = TATKAL_HOME / "artifacts"
 MODEL_ROOTS = env_roots("TATKAL_MODEL_ROOTS", TATKAL_HOME / "models")
 IMPORT_TIMEOUT_S = env_int("TATKAL_IMPORT_TIMEOUT_S", 1800, low=1)
-IMPORT_MEMORY_BYTES = env_int("TATKAL_IMPORT_MEMORY_BYTES", 64 * 2**30, low=2**28, high=2**50)
+IMPORT_MEMORY_BYTES = env_int(
+    "TATKAL_IMPORT_MEMORY_BYTES", default_import_memory_bytes(), low=2**28, high=2**50
+)
 LOG_RETENTION = timedelta(days=env_int("TATKAL_LOG_DAYS", 30, low=1, high=3650))
 TEXT_RETENTION = timedelta(days=env_int("TATKAL_TEXT_DAYS", 7, low=1, high=3650))

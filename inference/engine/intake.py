@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from inference.engine.loop import Engine, EngineLoop
-from inference.engine.request import RequestRefused
+from inference.engine.request import RequestRefused, fill_sampling
 from inference.engine.ticket import MAX_ATTEMPTS, Ticket
 from inference.protocol import Failure, GenerateRequest
 from inference.queue import Delivery, Lane, Notice, OutageLog, Queue, QueueUnavailable
@@ -144,13 +144,14 @@ class Intake:
         try:
             request = GenerateRequest.from_json(body)
             prompt_token_ids = self._engine.encode(request)
+            sampling = fill_sampling(request, self._engine.generation_defaults)
         except RequestRefused as refusal:
             self._loop.abort(ticket.id, refusal.failure)
         except Exception:  # one broken request must not end the others'
             logger.exception("request cannot be prepared request=%s", ticket.id)
             self._loop.abort(ticket.id, INTERNAL_ERROR)
         else:
-            self._loop.hand_over(ticket, prompt_token_ids, request.sampling)
+            self._loop.hand_over(ticket, prompt_token_ids, sampling)
 
     # --------------------------------------------------------------------- notices, rescues and gateways
 

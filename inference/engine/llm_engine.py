@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Self
+from typing import Any, Self
 from uuid import uuid4
 
 from torch import Tensor
@@ -77,6 +77,7 @@ class LLMEngine:
         self._model = parts.model
         self._sizes = parts.sizes
         self._fingerprint = parts.fingerprint
+        self._generation_defaults = parts.generation_defaults
         self._max_num_seqs = max_num_seqs
         self._is_on_cpu = is_on_cpu
         self._streams: dict[str, _Stream] = {}
@@ -99,6 +100,11 @@ class LLMEngine:
     def fingerprint(self) -> str:
         """Names the numerics: two engines with equal fingerprints give a request the same tokens."""
         return self._fingerprint
+
+    @property
+    def generation_defaults(self) -> Mapping[str, Any]:
+        """The version's sampling for parameters that a request leaves out; ``add_request`` does not apply it."""
+        return self._generation_defaults
 
     @property
     def has_unfinished(self) -> bool:

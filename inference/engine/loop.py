@@ -12,8 +12,8 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from inference.engine.request import RequestRefused, StepOutput
 from inference.engine.ticket import MAX_ATTEMPTS, SUSPECTS_AT_ONCE, Ticket, may_join
@@ -45,6 +45,10 @@ class Engine(Protocol):
     @property
     def fingerprint(self) -> str:
         """Names the numerics: equal fingerprints give equal tokens for equal requests."""
+
+    @property
+    def generation_defaults(self) -> Mapping[str, Any]:
+        """The version's sampling for parameters that a request leaves out; from any thread."""
 
     @property
     def has_unfinished(self) -> bool:

@@ -7,7 +7,10 @@ import json
 import logging
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -80,6 +83,7 @@ class Parts:
     model: ModelConfig
     sizes: Sizes
     fingerprint: str
+    generation_defaults: Mapping[str, Any]
 
 
 def load_parts(config: EngineConfig) -> Parts:
@@ -96,7 +100,7 @@ def load_parts(config: EngineConfig) -> Parts:
     device = torch.device(config.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InvalidConfig("device='cuda' needs a CUDA device and torch built for it; use 'cpu'.")
-    num_threads = config.num_threads or max(len(os.sched_getaffinity(0)) - 1, 1)
+    num_threads = config.num_threads or max(_count_cpus() - 1, 1)
     torch.set_num_threads(num_threads)
     manifest = verify(config.artifact)
     sizes = Sizes.of(config, manifest.model)
@@ -114,6 +118,7 @@ def load_parts(config: EngineConfig) -> Parts:
         model=manifest.model,
         sizes=sizes,
         fingerprint=_fingerprint(config, manifest),
+        generation_defaults=manifest.generation_defaults,
     )
     logger.info(
         "engine loaded artifact=%s fingerprint=%s threads=%d max_model_len=%d kv_blocks=%d to %d "
@@ -123,6 +128,13 @@ def load_parts(config: EngineConfig) -> Parts:
         *(verified_at - started_at, time.monotonic() - verified_at),
     )
     return parts
+
+
+def _count_cpus() -> int:
+    """Those that this process may use, where the system tells (macOS does not)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _check_memory(model: ModelConfig, sizes: Sizes) -> None:
@@ -177,6 +189,9 @@ def _fingerprint(config: EngineConfig, manifest: Manifest) -> str:
         "weights": manifest.weights_digest,
         "tokenizer": manifest.tokenizer_digest,
         "chat_template": manifest.chat_template_digest,
+        "generation_defaults": dict(manifest.generation_defaults),
+        "tokenizers": version("tokenizers"),
+        "jinja2": version("jinja2"),
         "block_size": config.block_size,
         **describe_numerics(DTYPES[config.dtype], torch.device(config.device)),
     }

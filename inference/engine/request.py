@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Self
+from typing import Any, Self
 
-from inference.protocol import Failure, FinishReason, SamplingParams
+from inference.protocol import (
+    DEFAULTABLE,
+    Failure,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+)
 
 
 class RequestRefused(Exception):
@@ -95,3 +101,14 @@ class StepOutput:
     num_prompt_tokens: int
     num_output_tokens: int
     started_at: float
+
+
+def fill_sampling(request: GenerateRequest, defaults: Mapping[str, Any]) -> SamplingParams:
+    """The sampling of ``request``, with a version's ``defaults`` where the caller left a parameter out.
+
+    Raises:
+        InvalidParameter: a default is out of range.
+        TypeError: a default is no number.
+    """
+    names = [name for name in DEFAULTABLE if name in request.unset and name in defaults]
+    return replace(request.sampling, **{name: defaults[name] for name in names})

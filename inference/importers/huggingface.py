@@ -42,7 +42,7 @@ from inference.importers.checkpoint import (
 from inference.importers.directory import ModelDirectory
 from inference.importers.safetensors_header import StoredTensor, read_header
 from inference.importers.tokenizer import load_tokenizer
-from inference.protocol import InvalidParameter, SamplingParams
+from inference.protocol import DEFAULTABLE, InvalidParameter, SamplingParams
 
 ARCHITECTURE = "LlamaForCausalLM"
 
@@ -52,7 +52,6 @@ _TEMPLATE = "chat_template.jinja"
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 _DTYPES = ("F32", "F16", "BF16")
-_GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 # What the Llama class can be told to do and our decoder does not: field -> the one value it may have.
 _FIXED = {
     "hidden_act": "silu",
@@ -313,9 +312,7 @@ def _chat_template(source: ModelDirectory) -> str | None:
 
 def _generation_defaults(source: ModelDirectory) -> dict[str, Any]:
     generation = source.json(_GENERATION, optional=True)
-    defaults = {
-        name: generation[name] for name in _GENERATION_DEFAULTS if generation.get(name) is not None
-    }
+    defaults = {name: generation[name] for name in DEFAULTABLE if generation.get(name) is not None}
     for name, value in defaults.items():
         allowed = int if name == "top_k" else int | float
         if isinstance(value, bool) or not isinstance(value, allowed):

@@ -116,6 +116,16 @@ class Queue:
             text = self._redis.hget(f"route:{endpoint}", "route")
         return Route.from_json(text) if text else None
 
+    def read_endpoints(self) -> list[str]:
+        """Names of all routed endpoints, sorted."""
+        with translated():
+            return sorted(self._redis.smembers("endpoints"))
+
+    def withdraw_route(self, endpoint: str) -> None:
+        """Let gateways no longer know an endpoint; what waits on its lanes ends by its deadline."""
+        with translated(), self._redis.pipeline(transaction=True) as pipe:
+            pipe.srem("endpoints", endpoint).delete(f"route:{endpoint}").execute()
+
     def publish_desired(self, residents: Sequence[Resident]) -> None:
         """Say which versions slots should hold; naming one n times asks for n replicas."""
         with translated():

@@ -17,6 +17,10 @@ CONNECTION: dict[str, Any] = {
     "socket_timeout": 5.0,  # above every blocking read, below every patience
     "socket_connect_timeout": 2.0,
 }
+# What the server says, though it answers, while it can serve nobody: its disk is full, a script hogs it, it has just
+# started, or lost its primary or its replicas.
+_UNABLE = ("MISCONF", "BUSY", "LOADING", "MASTERDOWN", "NOREPLICAS")
+_OF_PIPELINE = "of pipeline caused error: "  # redis-py writes this before what the server said
 _LUA = Path(__file__).parents[1] / "lua"
 
 
@@ -25,19 +29,32 @@ class QueueUnavailable(Exception):
 
 
 class OutageLog:
-    """One line when an outage begins, then one in ``EVERY_S`` seconds, however often it is met."""
+    """One line when an outage begins, then one in ``EVERY_S`` seconds, however often it is met.
+
+    Whoever calls ``end`` has one more when it is over.
+    """
 
     EVERY_S = 10.0
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
         self._quiet_until = 0.0
+        self._began_at: float | None = None
 
     def warn(self, what: str, who: str, error: Exception) -> None:
         """``what`` of ``who`` waits because of ``error``."""
+        if self._began_at is None:
+            self._began_at = time.monotonic()
         if time.monotonic() >= self._quiet_until:
             self._quiet_until = time.monotonic() + self.EVERY_S
             self._logger.warning("%s waits for Redis name=%s error=%s", what, who, error)
+
+    def end(self, what: str, who: str) -> None:
+        """``what`` of ``who`` goes on; nothing happens where it did not wait."""
+        if self._began_at is not None:
+            waited_s = time.monotonic() - self._began_at
+            self._began_at, self._quiet_until = None, 0.0
+            self._logger.warning("%s goes on name=%s waited_s=%.1f", what, who, waited_s)
 
 
 def read_lua(name: str) -> str:
@@ -55,6 +72,10 @@ def translated() -> Iterator[None]:
         raise QueueUnavailable(f"Redis cannot be reached: {error}") from error
     except (redis.exceptions.OutOfMemoryError, redis.ReadOnlyError) as error:
         raise QueueUnavailable(f"Redis takes no writes: {error}") from error
+    except redis.ResponseError as error:
+        if not _is_unable(error):
+            raise
+        raise QueueUnavailable(f"Redis cannot serve: {error}") from error
 
 
 def create_group(link: Any, stream: str, group: str, error: redis.ResponseError) -> None:
@@ -66,3 +87,13 @@ def create_group(link: Any, stream: str, group: str, error: redis.ResponseError)
     except redis.ResponseError as race:
         if "BUSYGROUP" not in str(race):
             raise
+
+
+def _is_unable(error: redis.ResponseError) -> bool:
+    """Whether the server's state is the reason, and not what it was asked."""
+    if isinstance(error, redis.exceptions.MasterDownError):
+        return True  # redis-py has cut the code off
+    said = (
+        str(error).rpartition(_OF_PIPELINE)[2].lstrip("('\"")
+    )  # asyncio's pipeline quotes a tuple
+    return said.split(" ")[0] in _UNABLE

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,6 +16,8 @@ from redis.backoff import NoBackoff
 from inference.protocol import GenerateRequest, StepFrame
 from inference.queue.lanes import Lane, Placement
 from inference.queue.link import CONNECTION, QueueUnavailable, read_lua, translated
+
+logger = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 5.0
 GATEWAY_LEASE_MS = 5_000
@@ -106,12 +109,12 @@ class AsyncQueue:
     async def read_frames(
         self, gateway: str, last_id: str, block_ms: int
     ) -> tuple[str, list[StepFrame]]:
-        """Frames after ``last_id``, and the id to read on from."""
+        """Frames after ``last_id``, and the id to read on from; one that cannot be read is left out."""
         async with _answered():
             reply = await self._reader.xread({f"out:{gateway}": last_id}, 100, block_ms)
         rows = reply[0][1] if reply else []
-        frames = [StepFrame.from_json(fields["frame"]) for _, fields in rows]
-        return (rows[-1][0] if rows else last_id), frames
+        frames = [_parse_frame(gateway, *row) for row in rows]
+        return (rows[-1][0] if rows else last_id), [frame for frame in frames if frame is not None]
 
     async def renew_gateway(self, gateway: str) -> None:
         """Tell slots that somebody still reads the rows."""
@@ -166,6 +169,14 @@ class AsyncQueue:
             pipe.xadd("log", {"record": record}, maxlen=LOG_KEPT)
         async with _answered():
             await pipe.execute()
+
+
+def _parse_frame(gateway: str, entry_id: str, fields: Mapping[str, str]) -> StepFrame | None:
+    try:
+        return StepFrame.from_json(fields["frame"])
+    except (ValueError, TypeError, KeyError):  # its streams end by their gap; all others go on
+        logger.exception("frame cannot be read gateway=%s entry=%s", gateway, entry_id)
+        return None
 
 
 def _connect(url: str, max_connections: int) -> Any:

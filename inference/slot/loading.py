@@ -56,7 +56,7 @@ class Loader:
         num_tries = 0
         while not self._stopping.is_set():
             num_tries += 1
-            failure = self._member.begin_load(resident, num_tries)
+            failure = self._begin(resident, num_tries)
             self.started_at = time.monotonic()
             self._member.report(SlotState.LOADING)
             try:
@@ -72,6 +72,16 @@ class Loader:
             if not self._wait(resident, failure):
                 return None
         return None
+
+    def _begin(self, resident: Resident, num_tries: int) -> LoadFailure:
+        """Count the try; one that cannot be counted is made all the same, and known here alone."""
+        try:
+            return self._member.begin_load(resident, num_tries)
+        except Exception:  # a count is no reason to end this process
+            logger.exception("try cannot be counted version=%s", resident.version)
+            return LoadFailure(
+                resident.endpoint, resident.version, resident.artifact, count=num_tries
+            )
 
     def _open(self, resident: Resident) -> SlotEngine:
         machine = EngineConfig.from_env(os.environ, artifact=Path(resident.artifact))

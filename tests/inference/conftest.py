@@ -9,7 +9,7 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,7 +42,12 @@ class WriteTinyArtifact(Protocol):
     """
 
     def __call__(
-        self, *, omit: str = "", poisoned_token: int | None = None, **shape: Any
+        self,
+        *,
+        omit: str = "",
+        poisoned_token: int | None = None,
+        generation_defaults: Mapping[str, Any] | None = None,
+        **shape: Any,
     ) -> Path: ...
 
 
@@ -51,7 +56,13 @@ def write_tiny_artifact(tmp_path_factory: pytest.TempPathFactory) -> WriteTinyAr
     """A function that gives the artifact of a random model, its tokenizer one token a byte."""
     root = tmp_path_factory.mktemp("tiny")
 
-    def write(*, omit: str = "", poisoned_token: int | None = None, **shape: Any) -> Path:
+    def write(
+        *,
+        omit: str = "",
+        poisoned_token: int | None = None,
+        generation_defaults: Mapping[str, Any] | None = None,
+        **shape: Any,
+    ) -> Path:
         model = _tiny_model(**shape)
         weights = dict(_random_weights(model))
         weights.pop(omit, None)
@@ -67,6 +78,7 @@ def write_tiny_artifact(tmp_path_factory: pytest.TempPathFactory) -> WriteTinyAr
                 quantization="none",
                 stored_dtype="float32",
                 num_parameters=sum(weight.size for weight in weights.values()),
+                generation_defaults=generation_defaults or {},
             ),
         )
 

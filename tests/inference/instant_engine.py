@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 from inference.config import EngineConfig
@@ -63,7 +64,9 @@ class InstantEngine:
     ) -> None:
         self.fingerprint = fingerprint
         self._voice = voice
+        self.generation_defaults: Mapping[str, Any] = {}
         self.batches: list[list[str]] = []
+        self.samplings: dict[str, SamplingParams] = {}
         self._step_s = step_s
         self._max_requests = max_requests
         self.num_blocks = 1
@@ -109,6 +112,7 @@ class InstantEngine:
         if "too long" in words:
             failure = Failure("context_length_exceeded", "The prompt is too long.", 400, "prompt")
             raise RequestRefused(failure)
+        self.samplings[request_id] = sampling
         num_tokens = sampling.max_tokens or DEFAULT_TOKENS
         mark = prompt_token_ids[0] if self._voice else 0
         self._running[request_id] = Running(

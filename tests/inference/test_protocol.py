@@ -87,6 +87,7 @@ def test_a_chat_request_survives_json(
         key_id="k1",
         user="u1",
         metadata=metadata,
+        unset=("temperature", "top_k"),
     )
 
     assert GenerateRequest.from_json(request.to_json()) == request
@@ -103,6 +104,14 @@ def test_a_request_of_token_ids_survives_json(token_ids: tuple[int, ...]) -> Non
     )
 
     assert GenerateRequest.from_json(request.to_json()) == request
+
+
+def test_a_body_of_an_older_gateway_leaves_nothing_to_the_version() -> None:
+    request = GenerateRequest("r1", "e", SamplingParams(), 1.0, prompt="Hello")
+    body = json.loads(request.to_json())
+    del body["unset"]
+
+    assert GenerateRequest.from_json(json.dumps(body)) == request
 
 
 @given(rows=st.lists(rows, max_size=5).map(tuple))

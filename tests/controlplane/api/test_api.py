@@ -111,6 +111,7 @@ def test_an_unknown_address_is_a_problem_with_a_way_on(reader: Client) -> None:
         "status": 404,
         "detail": "There is no /api/v1/nothing; see /api/v1/schema.",
         "code": "not_found",
+        "retryable": False,
     }
 
 

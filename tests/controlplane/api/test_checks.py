@@ -16,15 +16,19 @@ def test_a_database_that_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert checks._query() == connection.vendor
 
 
-def test_a_database_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_does_not_answer_is_told_and_the_error_is_for_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     class Gone:
         vendor = "postgresql"
 
         def cursor(self) -> None:
-            raise DatabaseError("connection refused")
+            raise DatabaseError("connection to host db, user ada: refused")
 
         def close(self) -> None: ...
 
     monkeypatch.setattr(checks, "connection", Gone())
-    with pytest.raises(NotReady, match="connection refused"):
+    with pytest.raises(NotReady) as caught:
         async_to_sync(checks.check_database)({})
+    assert caught.value.message == "The database does not answer."
+    assert "type=DatabaseError error=connection to host db" in caplog.text

@@ -95,7 +95,7 @@ def test_a_rollback_needs_no_body_and_a_repeat_is_told_the_state(engineer: Clien
 def test_a_refusal_tells_the_state_it_met(engineer: Client) -> None:
     body = {"version": "tiny/3", "reason": "better", "expected_generation": 9}
     problem = send(engineer, f"{CHAT}/promote", body, 409)
-    assert problem["code"] == "stale_generation"
+    assert (problem["code"], problem["retryable"]) == ("stale_generation", False)
     assert problem["current"] == {
         "generation": 1,
         "live": "tiny/2",
@@ -110,7 +110,7 @@ def test_a_version_that_is_not_resident_is_refused_with_what_is_missing(engineer
     make_version()
     body = {"version": "tiny/4", "reason": "better"}
     problem = send(engineer, f"{CHAT}/promote", body, 409)
-    assert problem["code"] == "version_not_resident"
+    assert (problem["code"], problem["retryable"]) == ("version_not_resident", True)
     assert "make it the candidate first" in problem["missing"]
 
 
@@ -129,6 +129,16 @@ def test_a_field_that_nobody_would_read_is_refused_by_name(
     problem = send(engineer, path, body | {"expected_genration": 1}, 400, method)
     assert list(problem["errors"]) == ["expected_genration"]
     assert Endpoint.objects.get().generation == 1
+
+
+@pytest.mark.parametrize(("field", "value"), [("deadline_s", 3601), ("standby_s", 10**12)])
+def test_a_time_that_is_too_long_is_refused_by_name(
+    engineer: Client, field: str, value: int
+) -> None:
+    new = {"name": "search", "live": "tiny/1"}
+    for path, body, method in ((CHAT, {}, "patch"), ("/api/v1/endpoints", new, "post")):
+        problem = send(engineer, path, body | {field: value}, 400, method)
+        assert "less than or equal to" in str(problem["errors"][field])
 
 
 def test_a_candidate_is_set_shared_and_let_go(engineer: Client) -> None:
@@ -203,7 +213,8 @@ def test_a_database_that_is_away_is_a_503_and_not_a_500(
     monkeypatch.setattr(services, "rollback", be_away)
     response = engineer.generic("POST", f"{CHAT}/rollback")
     assert response.status_code == 503
-    assert response.json()["code"] == "database_unavailable"
+    problem = response.json()
+    assert (problem["code"], problem["retryable"]) == ("database_unavailable", True)
     assert response.headers["Retry-After"]
 
 

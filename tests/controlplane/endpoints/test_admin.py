@@ -202,6 +202,8 @@ def test_settings_are_changed_and_a_wrong_one_is_said_beside_the_field(endpoint:
     send(client, path, **settings(endpoint, in_flight="cut", store_texts="on"))
     assert (now(endpoint).in_flight, now(endpoint).store_texts) == ("cut", True)
     assert "greater than or equal to 1" in send(client, path, **settings(endpoint, queue_cap=0))
+    text = send(client, path, **settings(endpoint, standby_s=10**12))
+    assert "less than or equal to 2592000" in text
 
 
 def test_an_endpoint_is_created_by_form(queue: Queue) -> None:

@@ -69,6 +69,18 @@ def test_an_emptied_redis_is_full_again_after_one_reconciliation(queue: Queue) -
     assert publication.reconcile(queue=queue, now=NOW) == []
 
 
+def test_a_route_whose_endpoint_the_database_lacks_is_withdrawn(queue: Queue) -> None:
+    make_endpoint("chat")
+    lost = make_endpoint("search")
+    for name in ("chat", "search"):
+        publication.publish(name=name, queue=queue, now=NOW)
+    lost.delete()
+    assert publication.reconcile(queue=queue, now=NOW) == ["withdrawn:search", "desired"]
+    assert queue.read_endpoints() == ["chat"]
+    assert queue.read_route("search") is None
+    assert publication.reconcile(queue=queue, now=NOW) == []
+
+
 def test_reconciliation_repairs_a_wish_that_differs(queue: Queue) -> None:
     make_endpoint("chat")
     publication.reconcile(queue=queue, now=NOW)

@@ -60,6 +60,8 @@ def test_a_name_that_cannot_be_is_refused(name: str) -> None:
         {"name": "Chat"},
         {"queue_cap": 0},
         {"deadline_s": 0.5},
+        {"deadline_s": 3601.0},
+        {"standby_s": 2_592_001},
     ],
 )
 def test_the_database_refuses_an_endpoint_that_cannot_be(fields: dict[str, Any]) -> None:

@@ -57,7 +57,7 @@ def test_a_ready_slot_that_fell_silent_is_not_ready(queue: Queue) -> None:
     hold_ready(queue, "chat", "tiny/1", "tiny/2")
     assert read_report(queue=queue).ready_versions("chat") == {"tiny/1", "tiny/2"}
     at_ms, _, text = queue._redis.hget("slots", "slot-chat-tiny-2").partition(" ")
-    queue._redis.hset("slots", "slot-chat-tiny-2", f"{int(at_ms) - 7_000} {text}")
+    queue._redis.hset("slots", "slot-chat-tiny-2", f"{int(at_ms) - 3_000} {text}")
     report = read_report(queue=queue, endpoints=["chat"])
     assert report.ready_versions("chat") == {"tiny/1"}
-    assert "has not reported for 7 s" in report.tell_missing("chat", "tiny/2", has_role=True)
+    assert "has not reported for 3 s" in report.tell_missing("chat", "tiny/2", has_role=True)

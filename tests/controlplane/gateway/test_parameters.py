@@ -71,6 +71,21 @@ def test_a_sampling_parameter_reaches_the_engine(
     assert type(getattr(sampling, name)) is type(expected)
 
 
+@pytest.mark.parametrize("kind", Kind)
+def test_what_the_body_leaves_out_is_left_to_the_version(kind: Kind) -> None:
+    everything = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+    assert parse_with(kind).request.unset == everything
+    assert parse_with(kind, **dict.fromkeys(everything)).request.unset == everything
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_value_that_the_body_gives_is_not_left_to_the_version(kind: Kind) -> None:
+    request = parse_with(kind, temperature=1, top_k=0, min_p=None).request
+
+    assert request.unset == ("top_p", "min_p", "repetition_penalty")
+
+
 HUGE = 10**39
 NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty")
 WHOLE = ("max_tokens", "max_completion_tokens", "top_k", "seed")

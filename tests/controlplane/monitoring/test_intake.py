@@ -90,7 +90,7 @@ def test_names_that_do_not_fit_block_nothing(queue: Queue, redis_url: str) -> No
     append(redis_url, [make_record(user="u" * 5000 + "\x00", completion="a\x00b"), make_record()])
     assert intake(queue=queue) == 2
     longest = RequestLog.objects.exclude(user="").get()
-    assert len(longest.user) == 256
+    assert len(longest.user) == 512
     assert longest.completion == "ab"
 
 

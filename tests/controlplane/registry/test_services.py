@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, transaction
 
 from controlplane.events.models import Event
 from controlplane.registry import imports, services
 from controlplane.registry.drafts import Draft, InvalidVersion, Source
-from controlplane.registry.models import Model, Version, VersionImmutable
+from controlplane.registry.models import Model, Version, VersionQuerySet
 from tests.factories import NOW, make_version
 
 pytestmark = pytest.mark.django_db
@@ -237,6 +236,43 @@ def test_of_two_importers_one_takes_the_version(
     assert services.import_pending(importing=importing, clock=clock) is None
 
 
+def test_while_one_import_runs_no_other_begins(
+    importing: services.Importing,
+    importer: Callable[[Any], list[list[str]]],
+    register: Callable[..., Version],
+    root: Path,
+) -> None:
+    importer(MANIFEST)
+    running, waiting = register(), register()
+    Version.objects.filter(pk=running.pk).update(
+        state=Version.State.IMPORTING, import_started_at=NOW
+    )
+    assert services.import_pending(importing=importing, clock=clock) is None
+    Version.objects.filter(pk=running.pk).update(state=Version.State.FAILED)
+    assert services.import_pending(importing=importing, clock=clock) == waiting
+
+
+def test_an_import_that_begins_between_two_looks_is_seen(
+    importing: services.Importing,
+    importer: Callable[[Any], list[list[str]]],
+    register: Callable[..., Version],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    importer(MANIFEST)
+    first, second = register(), register()
+    look = VersionQuerySet.importing
+
+    def be_slow(versions: VersionQuerySet, *, stale_before: datetime) -> VersionQuerySet:
+        """Another importer takes the first version, and ends, after we chose it."""
+        monkeypatch.setattr(VersionQuerySet, "importing", look)
+        assert services.import_pending(importing=importing, clock=clock) == first
+        return look(versions, stale_before=stale_before)
+
+    monkeypatch.setattr(VersionQuerySet, "importing", be_slow)
+    assert services.import_pending(importing=importing, clock=clock) is None
+    assert Version.objects.get(pk=second.pk).state == Version.State.PENDING
+
+
 def test_an_import_whose_process_died_is_taken_again_when_none_can_be_running(
     importing: services.Importing,
     importer: Callable[[Any], list[list[str]]],
@@ -250,38 +286,6 @@ def test_an_import_whose_process_died_is_taken_again_when_none_can_be_running(
     version = services.import_pending(importing=importing, clock=lambda: late)
     assert version is not None
     assert version.is_ready
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("artifact", "/elsewhere"),
-        ("engine_options", {"block_size": 32}),
-        ("dtype", "float32"),
-        ("state", "failed"),
-        ("number", 9),
-    ],
-)
-def test_a_ready_version_does_not_change(field: str, value: object) -> None:
-    version = make_version()
-    setattr(version, field, value)
-    with pytest.raises(VersionImmutable, match=field):
-        version.save()
-    with pytest.raises(VersionImmutable):
-        version.delete()
-
-
-def test_people_may_describe_a_ready_version() -> None:
-    version = make_version()
-    version.description = "The one that knows more about trains."
-    version.notes, version.run_link = "Ask Ada.", "https://mlflow.test/7"
-    version.save()
-    assert Version.objects.get().description.endswith("trains.")
-
-
-def test_the_database_refuses_a_ready_version_without_an_artifact() -> None:
-    with pytest.raises(DatabaseError), transaction.atomic():
-        make_version(artifact="")
 
 
 def test_the_same_weights_are_registered_again_with_other_options(
@@ -371,10 +375,3 @@ def test_a_template_that_is_gone_by_now_fails_the_version(
     version = services.import_pending(importing=importing, clock=clock)
     assert version is not None
     assert "new.jinja" in version.state_reason
-
-
-@pytest.mark.parametrize("name", ["tiny", "tiny/", "tiny/x", "tiny/²", "tiny/99999999999", "/1"])
-def test_a_malformed_name_names_no_version(name: str) -> None:
-    make_version()
-    assert not Version.objects.named(name).exists()
-    assert Version.objects.named("tiny/1").exists()

@@ -31,6 +31,10 @@ def test_the_beat_names_tasks_that_exist_and_no_message_outlives_its_interval() 
         assert 0 < entry["options"]["expires"] <= entry["schedule"]
 
 
+def test_a_lost_broker_cancels_no_task_because_threads_cannot_be() -> None:
+    assert not app.conf.worker_cancel_long_running_tasks_on_connection_loss
+
+
 def test_every_task_takes_arguments_of_a_later_release() -> None:
     for name, task in app.tasks.items():
         if name.startswith("controlplane."):

@@ -71,6 +71,9 @@ class Bench:
     ) -> Placement:
         sampling = SamplingParams(max_tokens=max_tokens)
         request = GenerateRequest(request_id, "chat", sampling, deadline_s, prompt=prompt)
+        return self.send_request(request, gateway)
+
+    def send_request(self, request: GenerateRequest, gateway: str = "gw") -> Placement:
         return self._call(lambda link: link.enqueue(request, gateway, "user"))
 
     def cancel(self, request_id: str) -> None:
