@@ -49,7 +49,7 @@ bench-verdicts: $(VENV)/.test ## how often verdicts are wrong, and how soon they
 
 .PHONY: clean
 clean: ## remove the virtual environment and caches; data in var/ stays
-	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build *.egg-info inference/kernels/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 # ---------------------------------------------------------------------------------------------------- set-up
 $(BIN)/python:
@@ -58,7 +58,7 @@ $(BIN)/python:
 	@echo "[setup] virtual environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.run: pyproject.toml | $(BIN)/python
+$(VENV)/.run: pyproject.toml $(wildcard inference/kernels/*.cpp inference/kernels/*.h) | $(BIN)/python
 	@echo "[setup] packages: torch is the large one, minutes on a slow line (README: how to get its CPU build)"
 	@$(PIP) install -qq --editable .
 	@echo "[setup] demo weights $(WEIGHTS)"

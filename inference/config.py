@@ -9,6 +9,7 @@ from typing import Any, Self
 
 DTYPES = ("float32", "bfloat16", "float16")
 DEVICES = ("cpu", "cuda")
+KERNELS = ("auto", "native", "torch")
 
 
 class InvalidConfig(ValueError):
@@ -104,12 +105,14 @@ class EngineConfig:
 
     ``num_blocks`` 0 means: as many KV blocks as fit into ``kv_cache_bytes``. ``standby_kv_bytes`` is what a version
     keeps that no route names. ``num_threads`` 0 means: one less than the machine has cores, at least one.
-    ``max_model_len`` 0 means: the model's own context.
+    ``max_model_len`` 0 means: the model's own context. ``kernel`` is ``native`` (one call per step, CPU only),
+    ``torch``, or ``auto``: native where it can run.
     """
 
     artifact: Path
     dtype: str = "bfloat16"
     device: str = "cpu"
+    kernel: str = "auto"
     block_size: int = 16
     num_blocks: int = 0
     kv_cache_bytes: int = 512 * 2**20
@@ -125,6 +128,11 @@ class EngineConfig:
             raise InvalidConfig(f"dtype={self.dtype!r} must be one of {', '.join(DTYPES)}.")
         if self.device not in DEVICES:
             raise InvalidConfig(f"device={self.device!r} must be one of {', '.join(DEVICES)}.")
+        if self.kernel not in KERNELS:
+            raise InvalidConfig(f"kernel={self.kernel!r} must be one of {', '.join(KERNELS)}.")
+        if self.block_size & (self.block_size - 1):
+            # Sums over keys go in fixed splits; in other sizes their order would depend on the sequence's length.
+            raise InvalidConfig(f"block_size={self.block_size} must be a power of two.")
         for name in (
             "block_size",
             "kv_cache_bytes",

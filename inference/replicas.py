@@ -38,7 +38,7 @@ class SlotState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
-    """A slot's last report. ``detail`` says why it failed, or what it lacks.
+    """A slot's last report. ``detail`` says why it failed, what it lacks, or what computes its steps.
 
     ``probe`` is a digest of its first answers: where fingerprints are equal, it is too. ``kv_blocks`` is what the cache
     has now, ``kv_blocks_full`` what it may grow to. ``loaded_in_s`` runs from adoption to ready, failed tries included.

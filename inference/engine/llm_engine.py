@@ -107,6 +107,11 @@ class LLMEngine:
         return self._generation_defaults
 
     @property
+    def kernel(self) -> str:
+        """What computes a step: ``torch``, or the native library with its instruction set."""
+        return self._runner.describe_numerics()["kernel"]
+
+    @property
     def has_unfinished(self) -> bool:
         """Whether a step has something to do."""
         return self._scheduler.num_unfinished > 0

@@ -51,6 +51,10 @@ class Engine(Protocol):
         """The version's sampling for parameters that a request leaves out; from any thread."""
 
     @property
+    def kernel(self) -> str:
+        """What computes a step, for people."""
+
+    @property
     def has_unfinished(self) -> bool:
         """Whether a step has something to do."""
 

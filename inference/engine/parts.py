@@ -28,8 +28,11 @@ from inference.engine.memory import available_bytes, check_fits, count_weight_by
 from inference.engine.prompt import PromptEncoder, load_tokenizer
 from inference.engine.runner import Runner
 from inference.engine.scheduler import Scheduler, SchedulerLimits
-from inference.models.decoder import Decoder
-from inference.models.numerics import DTYPES, compute_dtype, describe_numerics
+from inference.kernels.loader import Library, choose_library
+from inference.models.decoder import Decoder, torch_block_shape
+from inference.models.native import NativeDecoder, native_block_shape
+from inference.models.numerics import DTYPES, compute_dtype
+from inference.models.step import StepModel
 
 logger = logging.getLogger(__name__)
 
@@ -45,29 +48,25 @@ class Sizes:
     kv_block_bytes: int
 
     @classmethod
-    def of(cls, config: EngineConfig, model: ModelConfig) -> Sizes:
+    def of(cls, config: EngineConfig, manifest: Manifest, library: Library | None) -> Sizes:
         """Reckoned, before anything is allocated.
 
         Raises:
             InvalidConfig: the settings and the model do not go together.
         """
-        dtype, max_model_len = DTYPES[config.dtype], _max_model_len(config, model)
-        item_size = dtype.itemsize
-        full = count_blocks(config, model, max_model_len=max_model_len, item_size=item_size)
+        model, max_model_len = manifest.model, _max_model_len(config, manifest.model)
+        block_bytes = bytes_per_block(
+            model.num_layers, _block_shape(config, model, library), DTYPES[config.dtype]
+        )
+        full = count_blocks(config, max_model_len=max_model_len, bytes_per_block=block_bytes)
         return cls(
             max_model_len=max_model_len,
             full_blocks=full,
             standby_blocks=count_standby_blocks(
-                config, model, num_blocks=full, item_size=item_size
+                config, num_blocks=full, bytes_per_block=block_bytes
             ),
-            weight_bytes=count_weight_bytes(
-                model,
-                item_size=compute_dtype(dtype, torch.device(config.device)).itemsize,
-                num_positions=max_model_len,
-            ),
-            kv_block_bytes=bytes_per_block(
-                model, block_size=config.block_size, item_size=item_size
-            ),
+            weight_bytes=_weight_bytes(config, manifest, max_model_len, library),
+            kv_block_bytes=block_bytes,
         )
 
 
@@ -102,28 +101,31 @@ def load_parts(config: EngineConfig) -> Parts:
         raise InvalidConfig("device='cuda' needs a CUDA device and torch built for it; use 'cpu'.")
     num_threads = config.num_threads or max(_count_cpus() - 1, 1)
     torch.set_num_threads(num_threads)
+    library = choose_library(config)
     manifest = verify(config.artifact)
-    sizes = Sizes.of(config, manifest.model)
+    sizes = Sizes.of(config, manifest, library)
     if device.type == "cpu":
         _check_memory(manifest.model, sizes)
     verified_at = time.monotonic()
     tokenizer = load_tokenizer(config.artifact)
     pool = BlockPool(sizes.standby_blocks, config.block_size, max_num_blocks=sizes.full_blocks)
+    model = _load_model(config, manifest, sizes, library, num_threads)
     parts = Parts(
-        runner=_load_runner(config, manifest, sizes, tokenizer),
+        runner=_new_runner(config, model, sizes, tokenizer, manifest.model),
         scheduler=_new_scheduler(config, manifest.model, sizes, pool),
         pool=pool,
         tokenizer=tokenizer,
         encoder=PromptEncoder.load(config.artifact, tokenizer),
         model=manifest.model,
         sizes=sizes,
-        fingerprint=_fingerprint(config, manifest),
+        fingerprint=_fingerprint(config, manifest, model.describe_numerics()),
         generation_defaults=manifest.generation_defaults,
     )
     logger.info(
-        "engine loaded artifact=%s fingerprint=%s threads=%d max_model_len=%d kv_blocks=%d to %d "
+        "engine loaded artifact=%s fingerprint=%s kernel=%s threads=%d max_model_len=%d kv_blocks=%d to %d "
         "verified_in_s=%.2f loaded_in_s=%.2f",
-        *(config.artifact.name, parts.fingerprint, num_threads, sizes.max_model_len),
+        *(config.artifact.name, parts.fingerprint, model.describe_numerics()["kernel"]),
+        *(num_threads, sizes.max_model_len),
         *(sizes.standby_blocks, sizes.full_blocks),
         *(verified_at - started_at, time.monotonic() - verified_at),
     )
@@ -151,22 +153,69 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len or model.context_length
 
 
-def _load_runner(
-    config: EngineConfig, manifest: Manifest, sizes: Sizes, tokenizer: Tokenizer
-) -> Runner:
-    device, dtype = torch.device(config.device), DTYPES[config.dtype]
-    decoder = Decoder.load(
-        config.artifact, manifest, num_positions=sizes.max_model_len, dtype=dtype, device=device
+def _block_shape(
+    config: EngineConfig, model: ModelConfig, library: Library | None
+) -> tuple[int, ...]:
+    if library is None:
+        return torch_block_shape(model, config.block_size)
+    return native_block_shape(library, model, config.block_size)
+
+
+def _weight_bytes(
+    config: EngineConfig, manifest: Manifest, max_model_len: int, library: Library | None
+) -> int:
+    if library is not None and manifest.quantization != "none":
+        return manifest.size_bytes  # packed as they are stored
+    dtype = DTYPES[config.dtype]
+    computed = dtype if library else compute_dtype(dtype, torch.device(config.device))
+    return count_weight_bytes(
+        manifest.model, item_size=computed.itemsize, num_positions=max_model_len
     )
-    cache = KVCache(
-        manifest.model,
-        num_blocks=sizes.standby_blocks,
+
+
+def _load_model(
+    config: EngineConfig,
+    manifest: Manifest,
+    sizes: Sizes,
+    library: Library | None,
+    num_threads: int,
+) -> StepModel:
+    dtype = DTYPES[config.dtype]
+    if library is None:
+        return Decoder.load(
+            config.artifact,
+            manifest,
+            num_positions=sizes.max_model_len,
+            dtype=dtype,
+            device=torch.device(config.device),
+        )
+    return NativeDecoder.load(
+        config.artifact,
+        manifest,
+        library=library,
         block_size=config.block_size,
+        num_positions=sizes.max_model_len,
         dtype=dtype,
-        device=device,
+        num_threads=num_threads,
+    )
+
+
+def _new_runner(
+    config: EngineConfig,
+    step_model: StepModel,
+    sizes: Sizes,
+    tokenizer: Tokenizer,
+    model: ModelConfig,
+) -> Runner:
+    cache = KVCache(
+        num_layers=model.num_layers,
+        num_blocks=sizes.standby_blocks,
+        block_shape=step_model.block_shape(config.block_size),
+        dtype=DTYPES[config.dtype],
+        device=torch.device(config.device),
     )
     num_token_ids = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-    return Runner(decoder, cache, num_token_ids=num_token_ids)
+    return Runner(step_model, cache, num_token_ids=num_token_ids)
 
 
 def _new_scheduler(
@@ -182,7 +231,7 @@ def _new_scheduler(
     return Scheduler(limits, pool)
 
 
-def _fingerprint(config: EngineConfig, manifest: Manifest) -> str:
+def _fingerprint(config: EngineConfig, manifest: Manifest, numerics: Mapping[str, str]) -> str:
     """A digest over all that may change a token: the model, its text, the arithmetic, the machine."""
     facts = {
         "model": manifest.model.to_dict(),
@@ -193,6 +242,6 @@ def _fingerprint(config: EngineConfig, manifest: Manifest) -> str:
         "tokenizers": version("tokenizers"),
         "jinja2": version("jinja2"),
         "block_size": config.block_size,
-        **describe_numerics(DTYPES[config.dtype], torch.device(config.device)),
+        **numerics,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

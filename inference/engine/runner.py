@@ -1,4 +1,4 @@
-"""One forward pass over a step plan: its rows become flat tensors, and those that sample get logits."""
+"""One forward pass over a step plan: its rows become a flat step, and those that sample get logits."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from inference.engine.kv_cache import KVCache
 from inference.engine.scheduler import PlannedRow, StepPlan
-from inference.models.attention import AttentionBatch, Span
-from inference.models.decoder import Decoder
-from inference.models.layers import MIN_ROWS
+from inference.models.attention import Span
+from inference.models.step import Step, StepModel
 
 
 class Runner:
@@ -22,10 +20,14 @@ class Runner:
     choose the rest.
     """
 
-    def __init__(self, model: Decoder, kv_cache: KVCache, *, num_token_ids: int) -> None:
+    def __init__(self, model: StepModel, kv_cache: KVCache, *, num_token_ids: int) -> None:
         self._model = model
         self._cache = kv_cache
         self._num_token_ids = num_token_ids
+
+    def describe_numerics(self) -> dict[str, str]:
+        """Facts that decide how a sum is rounded; ``kernel`` is what computes."""
+        return self._model.describe_numerics()
 
     @property
     def num_blocks(self) -> int:
@@ -54,18 +56,12 @@ class Runner:
         Returns:
             Float32 logits ``[num_sampling_rows, vocab_size]`` in the order of the plan.
         """
-        device = self._model.device
-        spans = [Span(row.start, row.num_tokens, row.request.block_table) for row in plan.rows]
-        batch = AttentionBatch.from_spans(self._cache.shape, spans, device)
-        self._cache.clear(batch.first_blocks)
-        logit_rows = _logit_rows(plan.rows)
-        logits = self._model.forward(
-            _padded([_token_ids(row) for row in plan.rows], device),
-            _padded([range(row.start, row.start + row.num_tokens) for row in plan.rows], device),
-            _padded([logit_rows], device),
-            batch,
-            self._cache.tensor,
-        )[: len(logit_rows)]
+        step = Step(
+            token_ids=[token_id for row in plan.rows for token_id in _token_ids(row)],
+            spans=[Span(row.start, row.num_tokens, row.request.block_table) for row in plan.rows],
+            logit_rows=_logit_rows(plan.rows),
+        )
+        logits = self._model.compute(step, self._cache.tensor)
         logits[:, self._num_token_ids :] = -torch.inf
         return logits
 
@@ -83,10 +79,3 @@ def _logit_rows(rows: Sequence[PlannedRow]) -> list[int]:
         if row.samples:
             result.append(end - 1)
     return result
-
-
-def _padded(parts: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """The parts one after another, with zeros up to ``MIN_ROWS``; nothing stays nothing."""
-    values = torch.tensor([value for part in parts for value in part], dtype=torch.int64)
-    missing = max(MIN_ROWS - values.shape[0], 0) if values.shape[0] else 0
-    return functional.pad(values, (0, missing)).to(device)

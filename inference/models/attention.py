@@ -137,6 +137,14 @@ def write_kv(layer_cache: Tensor, keys_values: Tensor, batch: AttentionBatch) ->
     layer_cache.view(-1, head_dim).index_copy_(0, batch.slot_rows, rows)
 
 
+def clear_blocks(cache: Tensor, block_ids: Tensor) -> None:
+    """Make blocks of all layers zero before their first slot is written.
+
+    What an earlier owner left behind has weight zero for the new one, but zero times its NaN would be NaN.
+    """
+    cache.index_fill_(1, block_ids, 0.0)
+
+
 def attend(layer_cache: Tensor, queries: Tensor, batch: AttentionBatch) -> Tensor:
     """Softmax attention of float32 ``queries`` ``[num_rows, num_heads, head_dim]`` over what the cache holds.
 

@@ -1,54 +1,43 @@
 """Decoder-only transformers of the families we run ourselves, built from an artifact by its manifest.
 
-A family is an entry of ``FAMILIES``: how its tensors are named. Everything else is the shape in ``ModelConfig``. The
-same code runs on ``cpu`` and ``cuda``, without a graph and without gradients.
+A family is an entry of ``weights.FAMILIES``: how its tensors are named. Everything else is the shape in ``ModelConfig``.
+The same code runs on ``cpu`` and ``cuda``, without a graph and without gradients.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn import functional
 
-from inference.artifact import WEIGHTS, BrokenArtifact, Manifest
-from inference.config import InvalidConfig, ModelConfig
-from inference.models.attention import AttentionBatch, attend, write_kv
-from inference.models.layers import Linear, RmsNorm, RotaryEmbedding, pair_neighbours, rotate_
-from inference.models.numerics import compute_dtype
-from inference.quantization import SCHEMES, Scheme
+from inference.artifact import Manifest
+from inference.config import ModelConfig
+from inference.models.attention import (
+    AttentionBatch,
+    AttentionShape,
+    attend,
+    clear_blocks,
+    write_kv,
+)
+from inference.models.layers import (
+    MIN_ROWS,
+    Linear,
+    RmsNorm,
+    RotaryEmbedding,
+    pair_neighbours,
+    rotate_,
+)
+from inference.models.numerics import compute_dtype, describe_torch
+from inference.models.step import Step
+from inference.models.weights import Family, WeightFile, family_of
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """How a family names its tensors; ``layer`` takes the layer's number and precedes the names below it."""
-
-    embedding: str = "model.embed_tokens.weight"
-    final_norm: str = "model.norm.weight"
-    head: str = "lm_head.weight"
-    layer: str = "model.layers.{}."
-    attention_norm: str = "input_layernorm.weight"
-    query: str = "self_attn.q_proj.weight"
-    key: str = "self_attn.k_proj.weight"
-    value: str = "self_attn.v_proj.weight"
-    attention_output: str = "self_attn.o_proj.weight"
-    mlp_norm: str = "post_attention_layernorm.weight"
-    gate: str = "mlp.gate_proj.weight"
-    up: str = "mlp.up_proj.weight"
-    down: str = "mlp.down_proj.weight"
-
-
-FAMILIES: Mapping[str, Family] = {"llama": Family()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +57,7 @@ class Decoder:
         model = weights.model
         self.model = model
         self.device = weights.device
+        self._dtype = weights.dtype
         family = weights.family
         self._final_norm = weights.norm(family.final_norm)
         self._embed: Callable[[Tensor], Tensor]
@@ -99,7 +89,7 @@ class Decoder:
             InvalidConfig: the family is not one of ``FAMILIES``.
             BrokenArtifact: a tensor is missing, has the wrong shape, or belongs to nothing.
         """
-        with _WeightFile(artifact / WEIGHTS) as file:
+        with WeightFile(artifact) as file:
             decoder = cls(
                 _Weights(file, manifest.model, dtype, device), num_positions=num_positions
             )
@@ -114,6 +104,31 @@ class Decoder:
             file.describe(),
         )
         return decoder
+
+    def block_shape(self, block_size: int) -> tuple[int, ...]:
+        """As ``AttentionShape`` describes it."""
+        return torch_block_shape(self.model, block_size)
+
+    def describe_numerics(self) -> dict[str, str]:
+        """Facts that decide how a sum is rounded."""
+        return describe_torch(self._dtype, self.device)
+
+    @torch.inference_mode()
+    def compute(self, step: Step, cache: Tensor) -> Tensor:
+        """As ``StepModel.compute``."""
+        model = self.model
+        shape = AttentionShape(
+            model.num_heads, model.num_kv_heads, model.head_dim, block_size=cache.shape[-2]
+        )
+        batch = AttentionBatch.from_spans(shape, step.spans, self.device)
+        clear_blocks(cache, batch.first_blocks)
+        return self.forward(
+            _padded(step.token_ids, self.device),
+            _padded(step.positions(), self.device),
+            _padded(step.logit_rows, self.device),
+            batch,
+            cache,
+        )[: len(step.logit_rows)]
 
     def forward(
         self,
@@ -155,106 +170,30 @@ class Decoder:
         return layer.attention_output(answers.to(hidden.dtype))
 
 
+def _padded(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """The numbers with zeros up to ``MIN_ROWS``; nothing stays nothing."""
+    values = torch.tensor(numbers, dtype=torch.int64)
+    missing = max(MIN_ROWS - values.shape[0], 0) if values.shape[0] else 0
+    return functional.pad(values, (0, missing)).to(device)
+
+
 def _mlp(layer: _Layer, hidden: Tensor) -> Tensor:
     gate, up = layer.gate_up(layer.mlp_norm(hidden)).chunk(2, dim=-1)
     return layer.down(functional.silu(gate).mul_(up))
-
-
-class _WeightFile:
-    """The tensors of a safetensors file, each read once; quantised ones come back whole, in float32."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = _open(path)
-        self._unread = set(self._file.keys())
-        self._num_read: Counter[str] = Counter()
-
-    def __enter__(self) -> Self:
-        self._file.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._file.__exit__(kind, error, traceback)
-
-    def read(self, name: str, *shape: int) -> Tensor:
-        """The tensor ``name``, which must have ``shape``.
-
-        Raises:
-            BrokenArtifact: it is missing, was read before, or has another shape.
-        """
-        scheme = next((each for each in SCHEMES.values() if self._holds(each, name)), None)
-        if scheme is not None:
-            weight = self._dequantize(scheme, name)
-        elif name in self._unread:
-            weight = self._take(name)
-        else:
-            raise self._broken(name, "the tensor is missing.")
-        if tuple(weight.shape) != shape:
-            raise self._broken(name, f"its shape is {tuple(weight.shape)}, the model's is {shape}.")
-        self._num_read[scheme.name if scheme else str(weight.dtype)] += 1
-        return weight
-
-    def check_all_read(self) -> None:
-        """Raises BrokenArtifact if a tensor is left over: whoever made the file meant something by it."""
-        if self._unread:
-            names = sorted(self._unread)
-            raise self._broken(
-                names[0], f"{len(names)} tensors belong to no part of the model, this the first."
-            )
-
-    def describe(self) -> str:
-        """How many tensors were stored how; quantised ones were dequantised on the way."""
-        return ", ".join(
-            f"{count} {kind}{' dequantised' if kind in SCHEMES else ''}"
-            for kind, count in sorted(self._num_read.items())
-        )
-
-    def _holds(self, scheme: Scheme, name: str) -> bool:
-        return self._unread.issuperset(scheme.tensor_names(name))
-
-    def _dequantize(self, scheme: Scheme, name: str) -> Tensor:
-        parts = {part: self._take(part).numpy() for part in scheme.tensor_names(name)}
-        return torch.from_numpy(scheme.read(name, parts))
-
-    def _take(self, name: str) -> Tensor:
-        self._unread.remove(name)
-        tensor: Tensor = self._file.get_tensor(name)
-        return tensor
-
-    def _broken(self, name: str, problem: str) -> BrokenArtifact:
-        return BrokenArtifact(
-            str(self._path), name, problem, "Import the model again, with its own config."
-        )
-
-
-def _open(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise BrokenArtifact(str(path), "", f"{error}.", "Import the model again.") from error
 
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
     """Layers from a file's tensors, rounded to ``dtype`` and ready for ``device``."""
 
-    file: _WeightFile
+    file: WeightFile
     model: ModelConfig
     dtype: torch.dtype
     device: torch.device
 
     @property
     def family(self) -> Family:
-        if self.model.family not in FAMILIES:
-            raise InvalidConfig(
-                f"family={self.model.family!r} is not one we run; known are {', '.join(FAMILIES)}."
-            )
-        return FAMILIES[self.model.family]
+        return family_of(self.model)
 
     def layer(self, index: int) -> _Layer:
         family, model = self.family, self.model
@@ -303,3 +242,8 @@ class _Weights:
 
     def _read(self, name: str, *shape: int) -> Tensor:
         return self.file.read(name, *shape).to(self.dtype)
+
+
+def torch_block_shape(model: ModelConfig, block_size: int) -> tuple[int, ...]:
+    """Shape of a KV block of one layer: keys and values, ``[2, num_kv_heads, block_size, head_dim]``."""
+    return (2, model.num_kv_heads, block_size, model.head_dim)

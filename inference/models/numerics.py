@@ -14,9 +14,6 @@ DTYPES: Mapping[str, torch.dtype] = {
     "float16": torch.float16,
 }
 
-KERNELS = "torch"
-"""Which implementation of the forward pass runs."""
-
 
 def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """What weights that are kept in ``dtype`` are multiplied in.
@@ -28,12 +25,12 @@ def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" else dtype
 
 
-def describe_numerics(dtype: torch.dtype, device: torch.device) -> dict[str, str]:
-    """Facts that decide how a sum is rounded; where they are equal, so are the results, bit for bit."""
+def describe_torch(dtype: torch.dtype, device: torch.device) -> dict[str, str]:
+    """Facts that decide how plain torch rounds a sum; where they are equal, so are the results, bit for bit."""
     return {
         "kept_as": str(dtype),
         "computed_in": str(compute_dtype(dtype, device)),
-        "kernels": KERNELS,
+        "kernel": "torch",
         "torch": torch.__version__,
         "num_threads": str(torch.get_num_threads()),
         "processor": _cpu_name() if device.type == "cpu" else torch.cuda.get_device_name(device),

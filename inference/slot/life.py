@@ -113,7 +113,8 @@ class Slot:
             if self._stopping.is_set():
                 loop.drain(0)
             else:
-                self._member.report(SlotState.READY, detail=self._member.status.detail)
+                detail = self._member.status.detail or f"kernel {engine.kernel}"
+                self._member.report(SlotState.READY, detail=detail)
         intake.start(_or_exit)
         self._renew()
         logger.info("slot is ready slot=%s version=%s", self._config.slot, resident.version)

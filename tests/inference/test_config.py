@@ -76,6 +76,8 @@ def test_engine_settings_come_from_the_environment() -> None:
         ({"TATKAL_ENGINE_BLOCK_SIZE": "0"}, "block_size=0"),
         ({"TATKAL_ENGINE_DTYPE": "int3"}, "dtype='int3'"),
         ({"TATKAL_ENGINE_DEVICE": "tpu"}, "device='tpu'"),
+        ({"TATKAL_ENGINE_KERNEL": "fast"}, "kernel='fast'"),
+        ({"TATKAL_ENGINE_BLOCK_SIZE": "12"}, "block_size=12 must be a power of two"),
         ({"TATKAL_ENGINE_NUM_BLOCKS": "-1"}, "num_blocks=-1"),
         ({"TATKAL_ENGINE_MAX_NUM_BATCHED_TOKENS": "8"}, "max_num_batched_tokens=8"),
     ],

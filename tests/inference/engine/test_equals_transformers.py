@@ -142,7 +142,12 @@ def test_the_comparison_notices_a_wrong_token(
 def _load(artifact: Path, **options: Any) -> LLMEngine:
     return LLMEngine.load(
         EngineConfig(
-            artifact, dtype="float32", num_threads=NUM_THREADS, max_model_len=1024, **options
+            artifact,
+            dtype="float32",
+            kernel="torch",
+            num_threads=NUM_THREADS,
+            max_model_len=1024,
+            **options,
         )
     )
 

@@ -338,10 +338,11 @@ def test_equal_fingerprints_mean_equal_numerics(
     assert _load(tiny_artifact, num_blocks=30, long_prefill_tokens=3).fingerprint == fingerprint
     others = [
         _load(tiny_artifact, dtype="bfloat16"),
-        _load(tiny_artifact, num_threads=2),
+        _load(tiny_artifact, kernel="torch"),
+        _load(tiny_artifact, kernel="torch", num_threads=2),
         _load(write_tiny_artifact(rope_theta=500.0)),
     ]
-    assert len({fingerprint, *(other.fingerprint for other in others)}) == 4
+    assert len({fingerprint, *(other.fingerprint for other in others)}) == 5
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

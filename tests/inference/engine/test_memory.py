@@ -134,7 +134,7 @@ def test_an_engine_that_does_not_fit_reads_no_weights(
     tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "available_bytes", lambda: 100 * 2**20)
-    monkeypatch.setattr(parts, "_load_runner", None)
+    monkeypatch.setattr(parts, "_load_model", None)
     with pytest.raises(NotEnoughMemory, match="100 MiB are available"):
         LLMEngine.load(EngineConfig(tiny_artifact, num_threads=1))
 

@@ -38,7 +38,13 @@ def decoder(tiny_artifact: Path) -> Decoder:
 
 @pytest.fixture
 def runner(decoder: Decoder) -> Runner:
-    cache = KVCache(decoder.model, num_blocks=40, block_size=4, dtype=torch.float32, device=CPU)
+    cache = KVCache(
+        num_layers=decoder.model.num_layers,
+        num_blocks=40,
+        block_shape=decoder.block_shape(4),
+        dtype=torch.float32,
+        device=CPU,
+    )
     return Runner(decoder, cache, num_token_ids=NUM_TOKEN_IDS)
 
 
