@@ -124,7 +124,9 @@ class Command(BaseCommand):
         if _version(2) is None:
             draft = Draft(
                 MODEL,
-                Source("gguf", str(gguf), keep_quantized=True),
+                # In bfloat16 the rounding of cache and activations adds up: this small model answers plain
+                # questions otherwise.
+                Source("gguf", str(gguf), dtype="float32", keep_quantized=True),
                 description=QUANTIZED,
             )
             registry.register(draft=draft, actor=ACTOR, now=timezone.now())
