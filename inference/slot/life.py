@@ -67,6 +67,7 @@ class Slot:
             _exit_hard("engine thread did not end in time")
         self._over.set()
         self._keeper_thread.join(JOIN_S)
+        self._leave()  # the keeper may have reported once more in between
         self._queue.close()
 
     def report_now(self) -> str:
@@ -113,8 +114,7 @@ class Slot:
             if self._stopping.is_set():
                 loop.drain(0)
             else:
-                detail = self._member.status.detail or f"kernel {engine.kernel}"
-                self._member.report(SlotState.READY, detail=detail)
+                self._member.report(SlotState.READY, detail=self._member.status.detail)
         intake.start(_or_exit)
         self._renew()
         logger.info("slot is ready slot=%s version=%s", self._config.slot, resident.version)
