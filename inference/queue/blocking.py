@@ -361,16 +361,18 @@ class Queue:
     def _read_group(
         self, group: str, consumer: str, stream: str, start: str, count: int, block_ms: int | None
     ) -> list[tuple[str, dict[str, str]]]:
-        def read() -> Any:
-            return self._redis.xreadgroup(group, consumer, {stream: start}, count, block_ms)
-
-        with translated():
-            try:
-                reply = read()
-            except redis.ResponseError as error:
-                create_group(self._redis, stream, group, error)
-                reply = read()
-        return reply[0][1] if reply else []
+        # Redis may lose its memory while the second read waits, too: then the caller, who asks for ever, asks again.
+        for _ in range(2):
+            with translated():
+                try:
+                    reply = self._redis.xreadgroup(
+                        group, consumer, {stream: start}, count, block_ms
+                    )
+                except redis.ResponseError as error:
+                    create_group(self._redis, stream, group, error)
+                else:
+                    return reply[0][1] if reply else []
+        return []
 
 
 def _read_residents(text: str) -> list[Resident]:

@@ -110,10 +110,6 @@ async def test_a_process_that_comes_back_in_time_finds_its_version(site: Site) -
     }
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="Known weakness: now and then an idle slot is first, and the loaded one drains until it is loaded.",
-)
 @pytest.mark.parametrize("loss", ["emptied", "restarted"])
 async def test_an_idle_slot_takes_nothing_from_those_who_hold_it(own_site: Site, loss: str) -> None:
     # Whoever holds something has one lease to say so. On a busy machine the short one of the other tests may pass
