@@ -22,7 +22,6 @@ async def test_many_requests_get_their_whole_answers(site: Site) -> None:
     site.publish(RESIDENT)
     site.start_slot("slot-1")
     await site.wait_ready("slot-1")
-    assert site.slots()[0].detail == "kernel instant"
     async with site.client() as client:
         calls = [Call(client, max_tokens=number) for number in range(1, 41)]
         await asyncio.gather(*(call.task for call in calls))
