@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
 from inference.protocol import QueueEntry, RequestRecord, Resident
+
+GROUP = "slots"  # the consumer group of every queue
+ASIDE = "aside"  # holds suspects until a slot claims them; it never has a lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,3 +153,8 @@ class LogEntry:
 def entry_ms(entry_id: str) -> int:
     """The server's time in the id of a stream's entry."""
     return int(entry_id.partition("-")[0])
+
+
+def read_residents(text: str) -> list[Resident]:
+    """The residents of what ``desired`` holds."""
+    return [Resident(**fields) for fields in json.loads(text)]
