@@ -1,7 +1,7 @@
 """What the gateway calls: queue a request, read its rows, cancel it, log it.
 
-One ``Client`` per process and event loop. Every stream ends with a row that carries ``finish`` or ``failure``, whatever
-dies on the way: a slot (another one goes on, or the stream fails visibly), Redis (the reader reconnects and reads on
+One ``Client`` per process and event loop. Every stream ends with a row that carries ``failure``, or with the last of the
+rows that carry ``finish``, one for each choice, whatever dies on the way: a slot (another one goes on, or the stream fails visibly), Redis (the reader reconnects and reads on
 from the last frame), or nobody at all (the deadline, on this process's own clock).
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import secrets
 import time
@@ -18,7 +19,15 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Self
 
-from inference.protocol import Failure, GenerateRequest, RequestRecord, StepFrame, TokenRow
+from inference.protocol import (
+    Answer,
+    Failure,
+    FeedbackRecord,
+    GenerateRequest,
+    RequestRecord,
+    StepFrame,
+    TokenRow,
+)
 from inference.queue import (
     AsyncQueue,
     NoReadySlot,
@@ -43,7 +52,9 @@ logger = logging.getLogger(__name__)
 
 MAX_BUFFERED_ROWS = 4_096
 MAX_BUFFERED_RECORDS = 10_000
+MAX_BUFFERED_ANSWERS = 500
 RECORDS_PER_CALL = 500
+ANSWERS_PER_CALL = 50
 DEADLINE_MARGIN_S = 1.0  # the slot ends it first, and knows better why
 CANCEL_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 5.0
@@ -78,7 +89,7 @@ READER_TOO_SLOW = Failure(
 
 
 class Stream:
-    """The rows of one request, in order and each once.
+    """The rows of one request: those of each choice in order and each once.
 
     ``placement.version`` follows who computes them, also when a change of route moved the request; generation and arm
     stay as it was queued.
@@ -91,7 +102,8 @@ class Stream:
         self._deadline_at = time.monotonic() + request.deadline_s + DEADLINE_MARGIN_S
         self._rows: list[TokenRow] = []
         self._has_rows = asyncio.Event()
-        self._next_seq = 0
+        self._next_seqs = [0] * request.n  # by choice
+        self._num_open = request.n  # choices without a finish
         self._attempt = 0
         self._fingerprint = ""
         self._served_by = ""
@@ -104,6 +116,11 @@ class Stream:
         """Whether it is queued or running, as far as we know, and has not been heard of for a while."""
         is_open = bool(self._placement.entry_id) and not self._is_over
         return is_open and time.monotonic() - self._heard_at > SILENT_S
+
+    @property
+    def fingerprint(self) -> str:
+        """Which numerics computed the rows so far."""
+        return self._fingerprint
 
     @property
     def placement(self) -> Placement:
@@ -143,14 +160,15 @@ class Stream:
             # It ends the request wherever its attempt stands: a rerun may fail before it has caught up.
             self.is_over_at_slot = True
             self._fail(row.failure)
-        elif self._next_seq and frame.fingerprint != self._fingerprint:
+        elif any(self._next_seqs) and frame.fingerprint != self._fingerprint:
             self._fail(SLOT_LOST)
-        elif row.seq > self._next_seq:
+        elif row.choice >= len(self._next_seqs) or row.seq > self._next_seqs[row.choice]:
             self._fail(STREAM_GAP)
-        elif row.seq == self._next_seq:
+        elif row.seq == self._next_seqs[row.choice]:
             self._fingerprint = frame.fingerprint
             self._served_by = frame.version
-            self.is_over_at_slot = row.finish is not None
+            self._num_open -= row.finish is not None
+            self.is_over_at_slot = self._num_open == 0
             self._append(row)
             if len(self._rows) >= MAX_BUFFERED_ROWS:
                 self._fail(READER_TOO_SLOW)
@@ -161,14 +179,14 @@ class Stream:
 
     def _fail(self, failure: Failure) -> None:
         if not self._is_over:
-            seq = self._next_seq
+            seq = self._next_seqs[0]
             self._append(TokenRow(self.request_id, self._attempt, seq, "", failure=failure))
 
     def _append(self, row: TokenRow) -> None:
         self._rows.append(row)
-        self._next_seq += 1
+        self._next_seqs[row.choice] += 1
         self._heard_at = time.monotonic()
-        self._is_over = row.is_last
+        self._is_over = row.failure is not None or self._num_open == 0
         self._has_rows.set()
 
 
@@ -179,10 +197,12 @@ class Client:
         """``gateway_id`` must never be used twice; None makes one."""
         self.gateway_id = gateway_id or secrets.token_hex(8)
         self.num_dropped_records = 0
+        self.num_dropped_answers = 0
         self._queue = AsyncQueue(redis_url)
         self._is_connected = False
         self._streams: dict[str, Stream] = {}
-        self._records: deque[RequestRecord] = deque()
+        self._records: deque[RequestRecord | FeedbackRecord] = deque()
+        self._answers: deque[Answer] = deque()
         self._last_frame = "0"
         self._gone: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -199,6 +219,7 @@ class Client:
             ("frames", self._read_frames, 0.0),
             ("lease", self._renew, RENEW_EVERY_S),
             ("log", self._flush_records, FLUSH_EVERY_S),
+            ("answers", self._flush_answers, FLUSH_EVERY_S),
             ("lost", self._end_lost, LOOK_FOR_LOST_EVERY_S),
         ):
             task = asyncio.create_task(self._repeat(name, once, pause_s), name=name)
@@ -213,6 +234,7 @@ class Client:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await asyncio.gather(*self._cancels)
                 await self._flush_records()
+                await self._flush_answers()
                 await self._queue.release_gateway(self.gateway_id)
         await self._queue.close()
 
@@ -249,8 +271,15 @@ class Client:
             if not stream.is_over_at_slot:
                 await self._cancel(request.id)
 
-    def record(self, record: RequestRecord) -> None:
-        """Log one request in the background; when ``MAX_BUFFERED_RECORDS`` wait already, drop and count it."""
+    def keep(self, answer: Answer) -> None:
+        """Keep the incumbent's half of a pair in the background; when ``MAX_BUFFERED_ANSWERS`` wait, drop and count it."""
+        if len(self._answers) >= MAX_BUFFERED_ANSWERS:
+            self.num_dropped_answers += 1
+        else:
+            self._answers.append(answer)
+
+    def record(self, record: RequestRecord | FeedbackRecord) -> None:
+        """Log one request, or what its caller thought of it, in the background; when ``MAX_BUFFERED_RECORDS`` wait already, drop and count it."""
         if len(self._records) >= MAX_BUFFERED_RECORDS:
             self.num_dropped_records += 1
         else:
@@ -327,10 +356,28 @@ class Client:
             for _ in batch:
                 self._records.popleft()
 
-    def _write_record(self, record: RequestRecord) -> bytes | None:
+    def _write_record(self, record: RequestRecord | FeedbackRecord) -> bytes | None:
         try:
             return record.to_json().encode()
         except ValueError:  # a number that is none, or half a surrogate pair
-            logger.exception("record dropped request=%s", record.id)
+            name = record.id if isinstance(record, RequestRecord) else record.request_id
+            logger.exception("record dropped request=%s", name)
             self.num_dropped_records += 1
+            return None
+
+    async def _flush_answers(self) -> None:
+        """Write the buffered halves; one that is written twice is compared once."""
+        while self._answers:
+            batch = list(itertools.islice(self._answers, ANSWERS_PER_CALL))
+            texts = [text for answer in batch if (text := self._write_answer(answer))]
+            await self._queue.append_answers(texts)
+            for _ in batch:
+                self._answers.popleft()
+
+    def _write_answer(self, answer: Answer) -> bytes | None:
+        try:
+            return answer.to_json().encode()
+        except ValueError:
+            logger.exception("answer dropped request=%s", answer.copy_of)
+            self.num_dropped_answers += 1
             return None

@@ -106,7 +106,9 @@ class EngineConfig:
     ``num_blocks`` 0 means: as many KV blocks as fit into ``kv_cache_bytes``. ``standby_kv_bytes`` is what a version
     keeps that no route names. ``num_threads`` 0 means: one less than the machine has cores, at least one.
     ``max_model_len`` 0 means: the model's own context. ``kernel`` is ``native`` (one call per step, CPU only),
-    ``torch``, or ``auto``: native where it can run.
+    ``torch``, or ``auto``: native where it can run on a CPU, on a CUDA device the step with graphs. ``prefix_cache`` 0 turns the reuse of blocks of equal prompts off.
+    ``swap_bytes`` bound the host memory for what preempted requests had computed; 0: they compute it again.
+    ``runtime`` is the digest of a version's own libraries, which its fingerprint then holds; empty under the machine's.
     """
 
     artifact: Path
@@ -122,14 +124,16 @@ class EngineConfig:
     long_prefill_tokens: int = 256
     max_model_len: int = 0
     num_threads: int = 0
+    prefix_cache: int = 1
+    swap_bytes: int = 256 * 2**20
+    runtime: str = ""
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise InvalidConfig(f"dtype={self.dtype!r} must be one of {', '.join(DTYPES)}.")
-        if self.device not in DEVICES:
-            raise InvalidConfig(f"device={self.device!r} must be one of {', '.join(DEVICES)}.")
-        if self.kernel not in KERNELS:
-            raise InvalidConfig(f"kernel={self.kernel!r} must be one of {', '.join(KERNELS)}.")
+        for name, known in (("dtype", DTYPES), ("device", DEVICES), ("kernel", KERNELS)):
+            if getattr(self, name) not in known:
+                raise InvalidConfig(
+                    f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}."
+                )
         if self.block_size & (self.block_size - 1):
             # Sums over keys go in fixed splits; in other sizes their order would depend on the sequence's length.
             raise InvalidConfig(f"block_size={self.block_size} must be a power of two.")
@@ -143,7 +147,9 @@ class EngineConfig:
         ):
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"{name}={getattr(self, name)} must be at least 1.")
-        for name in ("num_blocks", "max_model_len", "num_threads"):
+        if self.prefix_cache not in (0, 1):
+            raise InvalidConfig(f"prefix_cache={self.prefix_cache} must be 0 (off) or 1 (on).")
+        for name in ("num_blocks", "max_model_len", "num_threads", "swap_bytes"):
             if getattr(self, name) < 0:
                 raise InvalidConfig(f"{name}={getattr(self, name)} must not be negative.")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -154,7 +160,7 @@ class EngineConfig:
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
         """These settings with a version's own ``engine_options`` over them."""
-        known = {field.name for field in fields(self)} - {"artifact", "device"}
+        known = {field.name for field in fields(self)} - {"artifact", "device", "runtime"}
         if unknown := sorted(set(options) - known):
             raise InvalidConfig(
                 f"engine options {unknown} are not known; known are {', '.join(sorted(known))}."

@@ -6,12 +6,13 @@ import asyncio
 import json
 import time
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from http import HTTPStatus
 
 from controlplane.errors import DomainError
+from controlplane.gateway.choices import Choices, Delta
+from controlplane.gateway.metrics import GatewayMetrics
 from controlplane.gateway.parameters import Call, sticky_key
-from controlplane.health import Metrics
 from inference.client import (
     Client,
     NoReadySlot,
@@ -21,10 +22,11 @@ from inference.client import (
     Stream,
     UnknownEndpoint,
 )
-from inference.protocol import Failure, Finished, RequestRecord, TokenRow
+from inference.protocol import LIVE, Answer, Failure, Finished, RequestRecord, TokenRow
 
 UNAVAILABLE_RETRY_S = 5
 CLIENT_CLOSED_REQUEST = 499
+CHOICES_APART = "\n\n"  # between the texts of several choices in a record
 
 SHUTTING_DOWN = Failure(
     code="server_shutting_down",
@@ -49,14 +51,6 @@ class RequestFailed(DomainError):
         self.failure = failure
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What arrived at once: some text, and on the last one how the answer ended."""
-
-    text: str
-    finished: Finished | None
-
-
 class Exchange:
     """``open``, ``read`` until a delta is finished, ``close``.
 
@@ -64,19 +58,25 @@ class Exchange:
     ``RequestRecord``. Times are taken from ``started``, in seconds of ``time.monotonic``.
     """
 
-    def __init__(self, client: Client, metrics: Metrics, call: Call, *, started: float) -> None:
+    def __init__(
+        self, client: Client, metrics: GatewayMetrics, call: Call, *, started: float
+    ) -> None:
         self._client = client
         self._metrics = metrics
         self._call = call
         self._started = started
         self._context = AsyncExitStack()
         self._stores_texts = False
+        self._is_kept = False
         self._stream: Stream | None = None
         self._waiting: asyncio.Timeout | None = None
         self._is_interrupted = False
         self._is_closed = False
-        self._texts: list[str] = []
+        request = call.request
+        self._choices = Choices(request.n, with_logprobs=request.sampling.logprobs is not None)
+        self._texts: list[list[str]] = [[] for _ in range(request.n)]
         self._first_token_s: float | None = None
+        self._rows_at = started
         self._finished: Finished | None = None
         self._failure: Failure | None = None
 
@@ -112,6 +112,7 @@ class Exchange:
         except QueueUnavailable as error:
             raise self._fail(queue_unavailable()) from error
         self._stores_texts = self._stream.placement.store_texts
+        self._is_kept = bool(self._stream.placement.kept_for)
 
     async def read(self, wait_s: float | None = None) -> Delta | None:
         """The next piece of the answer, or None when none came within ``wait_s``.
@@ -158,13 +159,25 @@ class Exchange:
         last = rows[-1]
         if last.failure is not None:
             raise self._fail(last.failure)
-        text = "".join([row.text for row in rows])
+        self._count_time(rows)
+        delta = self._choices.take(rows)
+        if self._stores_texts or self._is_kept:
+            for piece in delta.pieces:
+                self._texts[piece.index].append(piece.text)
+        self._finished = delta.finished
+        return delta
+
+    def _count_time(self, rows: list[TokenRow]) -> None:
+        """When the first token came, or how far apart the tokens of a choice came."""
+        now = time.monotonic()
         if self._first_token_s is None:
-            self._first_token_s = time.monotonic() - self._started
-        if self._stores_texts:
-            self._texts.append(text)
-        self._finished = last.finish
-        return Delta(text, last.finish)
+            self._first_token_s = now - self._started
+        elif self.placement is not None:
+            gap_s = (now - self._rows_at) * len({row.choice for row in rows}) / len(rows)
+            self._metrics.count_gap(
+                self._call.request.endpoint, self.placement.version, gap_s, len(rows)
+            )
+        self._rows_at = now
 
     def _fail(self, failure: Failure) -> RequestFailed:
         self._failure = failure
@@ -191,14 +204,46 @@ class Exchange:
             queue_s=finished.queue_s if finished else None,
             first_token_s=self._first_token_s,
             total_s=time.monotonic() - self._started,
+            engine_s=finished.engine_s if finished else None,
+            cached_tokens=finished.cached_tokens if finished else 0,
             finished_at=time.time(),
             user=request.user or "",
             tags=request.metadata,
             prompt=_prompt_text(self._call) if self._stores_texts else None,
-            completion="".join(self._texts) if self._stores_texts else None,
+            completion=self._completion_text() if self._stores_texts else None,
         )
         self._client.record(record)
-        self._count(record)
+        if self.is_known_endpoint:
+            self._metrics.count(record)
+        if placement is not None and self._is_kept:
+            self._client.keep(self._half(record, placement))
+
+    def _completion_text(self) -> str:
+        return CHOICES_APART.join("".join(texts) for texts in self._texts)
+
+    def _half(self, record: RequestRecord, placement: Placement) -> Answer:
+        """The incumbent's half of a pair, with its texts whether the endpoint stores them or not: it lives for minutes."""
+        request = replace(self._call.request, deadline_s=placement.deadline_s)
+        return Answer(
+            copy_of=record.id,
+            arm=LIVE,
+            endpoint=record.endpoint,
+            version=record.version,
+            generation=record.generation,
+            rollout=placement.rollout,
+            fingerprint=self._stream.fingerprint if self._stream else "",
+            outcome=record.outcome,
+            at=record.finished_at,
+            text=self._completion_text(),
+            finish_reason=record.finish_reason,
+            prompt_tokens=record.prompt_tokens,
+            completion_tokens=record.completion_tokens,
+            engine_s=self._finished.engine_s if self._finished else 0.0,
+            total_s=record.total_s,
+            request=request.to_json(),
+            awaits=placement.kept_for,
+            store_texts=self._stores_texts,
+        )
 
     def _outcome(self) -> tuple[str, int]:
         if self._failure is not None:
@@ -207,21 +252,24 @@ class Exchange:
             return "ok", HTTPStatus.OK
         return "cancelled", CLIENT_CLOSED_REQUEST
 
-    def _count(self, record: RequestRecord) -> None:
-        if not self.is_known_endpoint:
-            return
-        if record.first_token_s is not None:
-            self._metrics.first_token.observe(record.first_token_s, record.endpoint)
-        self._metrics.prompt_tokens.add(record.endpoint, amount=record.prompt_tokens)
-        self._metrics.generation_tokens.add(record.endpoint, amount=record.completion_tokens)
-
 
 def unknown_model(name: str) -> Failure:
-    """No endpoint of that name, or none that the key may use; a caller cannot tell which."""
+    """No endpoint of that name."""
     return Failure(
         code="model_not_found",
-        message=f"The model {json.dumps(name)} does not exist or you do not have access to it.",
+        message=f"The model {json.dumps(name)} does not exist.",
         status=HTTPStatus.NOT_FOUND,
+        param="model",
+    )
+
+
+def endpoint_not_allowed(name: str) -> Failure:
+    """The key is limited to other endpoints; whether this one exists is not told."""
+    return Failure(
+        code="endpoint_not_allowed",
+        message=f"This API key may not use the model {json.dumps(name)}. Ask for a key that may; GET /v1/models lists "
+        "what this one may use.",
+        status=HTTPStatus.FORBIDDEN,
         param="model",
     )
 

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from controlplane.gateway.body import (
@@ -31,7 +32,9 @@ from controlplane.gateway.body import (
 from controlplane.gateway.messages import read_messages, read_prompt
 from inference.protocol import (
     DEFAULTABLE,
+    MAX_CHOICES,
     MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
     MAX_STOP_STRINGS,
     ChatMessage,
     GenerateRequest,
@@ -47,6 +50,8 @@ MAX_METADATA_VALUE_LENGTH = 512
 
 COMPLETION_MAX_TOKENS = 16
 """What OpenAI's /v1/completions generates when the caller names no length."""
+COMPLETION_MAX_LOGPROBS = 5
+"""What OpenAI's /v1/completions shows at most beside a token."""
 
 
 class Kind(StrEnum):
@@ -82,6 +87,13 @@ def parse(kind: Kind, body: bytes, origin: Origin) -> Call:
         InvalidRequest: some parameter is missing, malformed, out of range, unknown, or not supported.
     """
     data = read_object(body)
+    if data.get("cache_salt") is not None:
+        # Whoever chose it could find out what other tenants' prompts begin with.
+        raise InvalidRequest(
+            "cache_salt is made from your API key; leave it out.",
+            param="cache_salt",
+            code="unsupported_parameter",
+        )
     refuse_unknown("", data, _KNOWN[kind])
     for name, is_neutral in _NEUTRAL[kind].items():
         if data.get(name) is not None and not is_neutral(data[name]):
@@ -125,12 +137,14 @@ def _read_request(kind: Kind, data: dict[str, Any], origin: Origin) -> GenerateR
     return GenerateRequest(
         id=origin.request_id,
         endpoint=check_label("model", data["model"], longest=MAX_MODEL_LENGTH),
-        sampling=_read_sampling(kind, data),
+        sampling=_read_sampling(kind, data, origin.request_id),
         deadline_s=origin.deadline_s,
         key_id=origin.key_id,
         user=_optional(data, "user", _check_user),
         metadata=_optional(data, "metadata", _check_metadata) or {},
         unset=tuple(name for name in DEFAULTABLE if data.get(name) is None),
+        n=_read_n(data),
+        cache_salt=origin.key_id,
         **_read_input(kind, data),
     )
 
@@ -142,31 +156,56 @@ def _read_input(kind: Kind, data: dict[str, Any]) -> dict[str, Any]:
     return {"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": prompt}
 
 
-def _read_sampling(kind: Kind, data: dict[str, Any]) -> SamplingParams:
+def _read_sampling(kind: Kind, data: dict[str, Any], request_id: str) -> SamplingParams:
     values = {
         name: check(name, data[name])
         for name, check in _SAMPLING.items()
         if data.get(name) is not None
     }
     values["max_tokens"] = _read_max_tokens(kind, data)
+    values["logprobs"] = _read_logprobs(kind, data)
+    values.setdefault("seed", _draw_seed(request_id))
     try:
         return SamplingParams(**values)
     except InvalidParameter as error:
         raise InvalidRequest(error.message, param=error.name) from error
 
 
+def _read_n(data: dict[str, Any]) -> int:
+    n = _optional(data, "n", partial(_check_within, low=1, high=MAX_CHOICES)) or 1
+    if n > 1 and data.get("best_of") is not None:
+        raise unsupported("best_of", data["best_of"])
+    return n
+
+
+def _read_logprobs(kind: Kind, data: dict[str, Any]) -> int | None:
+    """How many of the best tokens to show beside each, or None for no log-probabilities at all."""
+    if kind is Kind.COMPLETION:
+        given: int | None = _optional(
+            data, "logprobs", partial(_check_within, low=0, high=COMPLETION_MAX_LOGPROBS)
+        )
+        return given
+    best = _optional(data, "top_logprobs", partial(_check_within, low=0, high=MAX_LOGPROBS)) or 0
+    if _optional(data, "logprobs", check_flag):
+        return best
+    if best:
+        raise InvalidRequest(
+            "top_logprobs is only allowed with logprobs=true.", param="top_logprobs"
+        )
+    return None
+
+
+def _draw_seed(request_id: str) -> int:
+    """A seed of the request's own: whoever answers it once more, for comparison, draws with the same noise."""
+    return int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:7], "big")
+
+
 def _read_max_tokens(kind: Kind, data: dict[str, Any]) -> int | None:
     given = {
-        name: check_integer(name, data[name])
+        name: _check_within(name, data[name], low=1, high=2**31 - 1)
         for name in ("max_tokens", "max_completion_tokens")
         if data.get(name) is not None
     }
-    for name, value in given.items():
-        if not 1 <= value <= 2**31 - 1:
-            raise InvalidRequest(
-                f"{name}={value} is out of range; it must be at least 1 and at most {2**31 - 1}.",
-                param=name,
-            )
     if len(set(given.values())) > 1:
         raise InvalidRequest(
             "max_completion_tokens and max_tokens differ; send one of them.",
@@ -193,6 +232,16 @@ def _read_stream_options(data: dict[str, Any], *, stream: bool) -> bool:
 
 def _optional(data: dict[str, Any], name: str, check: Callable[[str, Any], Any]) -> Any:
     return None if data.get(name) is None else check(name, data[name])
+
+
+def _check_within(name: str, value: Any, *, low: int, high: int) -> int:
+    number = check_integer(name, value)
+    if not low <= number <= high:
+        raise InvalidRequest(
+            f"{name}={number} is out of range; it must be at least {low} and at most {high}.",
+            param=name,
+        )
+    return number
 
 
 def _check_user(name: str, value: Any) -> str:
@@ -251,15 +300,14 @@ _COMMON = {
     "metadata",
     "max_tokens",
     "max_completion_tokens",
+    "n",
+    "logprobs",
     *_SAMPLING,
 }
 
 # What OpenAI knows and we do not do, with the values under which nothing would be different.
 _NEUTRAL: Mapping[Kind, Mapping[str, Callable[[Any], bool]]] = {
     Kind.CHAT: {
-        "n": _only(1),
-        "logprobs": _only(False),
-        "top_logprobs": _only(0),
         "tools": _only([]),
         "tool_choice": _only("none"),
         "parallel_tool_calls": _only(True, False),
@@ -281,15 +329,13 @@ _NEUTRAL: Mapping[Kind, Mapping[str, Callable[[Any], bool]]] = {
         "prompt_cache_retention": _only("in_memory"),
     },
     Kind.COMPLETION: {
-        "n": _only(1),
         "best_of": _only(1),
-        "logprobs": _only(),
         "echo": _only(False),
         "suffix": _only(""),
     },
 }
 
 _KNOWN: Mapping[Kind, frozenset[str]] = {
-    Kind.CHAT: frozenset({"messages", *_COMMON, *_NEUTRAL[Kind.CHAT]}),
+    Kind.CHAT: frozenset({"messages", "top_logprobs", *_COMMON, *_NEUTRAL[Kind.CHAT]}),
     Kind.COMPLETION: frozenset({"prompt", *_COMMON, *_NEUTRAL[Kind.COMPLETION]}),
 }

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from controlplane.gateway.choices import Piece
+from controlplane.gateway.logprobs import chat_logprobs, completion_logprobs
 from controlplane.gateway.parameters import Kind
-from inference.protocol import Failure, Finished
+from inference.protocol import Failure, FeedbackRecord, Finished
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -30,69 +32,105 @@ _ERROR_TYPES: dict[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What every object of one answer repeats. ``created`` is epoch seconds."""
+    """What every object of one answer repeats. ``created`` is epoch seconds.
+
+    ``text_start`` is how many characters of prompt stand before the answer's, as far as we know.
+    """
 
     kind: Kind
     request_id: str
     created: int
     model: str
+    with_logprobs: bool = False
+    text_start: int = 0
+
+    def logprobs(self, piece: Piece) -> dict[str, Any] | None:
+        """The ``logprobs`` of a choice; None where they were not asked for."""
+        if not self.with_logprobs:
+            return None
+        if self.kind is Kind.CHAT:
+            return chat_logprobs(piece.tokens)
+        return completion_logprobs(piece.tokens, text_start=self.text_start)
 
 
-def whole_answer(header: Header, text: str, finished: Finished) -> bytes:
-    """The reply to a request without ``stream``."""
-    choice: dict[str, Any] = {"index": 0}
-    if header.kind is Kind.CHAT:
-        choice["message"] = {"role": "assistant", "content": text, "refusal": None}
-    else:
-        choice["text"] = text
-    choice |= {"logprobs": None, "finish_reason": finished.reason}
+def whole_answer(header: Header, choices: Iterable[Piece], finished: Finished) -> bytes:
+    """The reply to a request without ``stream``; each of ``choices`` is whole."""
     return _dumps(
         {
             **_head(header, _OBJECTS[header.kind]),
-            "choices": [choice],
+            "choices": [_whole_choice(header, each) for each in choices],
             "usage": _usage(finished),
         }
     )
 
 
-class Chunks:
-    """The SSE events of one streamed answer: ``start``, then ``text`` any number of times, then ``finish``.
+def _whole_choice(header: Header, whole: Piece) -> dict[str, Any]:
+    choice: dict[str, Any] = {"index": whole.index}
+    if header.kind is Kind.CHAT:
+        choice["message"] = {"role": "assistant", "content": whole.text, "refusal": None}
+    else:
+        choice["text"] = whole.text
+    reason = whole.finished.reason if whole.finished else None
+    return choice | {"logprobs": header.logprobs(whole), "finish_reason": reason}
 
-    What does not change is encoded once: a chunk costs one escape of its text.
+
+class Chunks:
+    """The SSE events of one streamed answer: ``start``, then ``piece`` any number of times, then ``finish``.
+
+    What does not change is encoded once for each choice: a chunk without log-probabilities costs one escape of its text.
     """
 
-    def __init__(self, header: Header, *, include_usage: bool) -> None:
+    def __init__(self, header: Header, *, n: int = 1, include_usage: bool) -> None:
+        self._header = header
         self._kind = header.kind
         name = "chat.completion.chunk" if header.kind is Kind.CHAT else _OBJECTS[header.kind]
         self._head = _head(header, name)
         self._include_usage = include_usage
         self._usage = {"usage": None} if include_usage else {}
-        self._before, self._after = self._event("\x00", None).split(_dumps("\x00"))
+        self._frames = [
+            self._event(index, self._text("\x00")).split(_dumps("\x00")) for index in range(n)
+        ]
 
     def start(self) -> bytes:
-        """The chunk that names the role; completions have none."""
+        """The chunks that name the role, one for each choice; completions have none."""
         if self._kind is not Kind.CHAT:
             return b""
-        return self._event_of({"delta": {"role": "assistant", "content": ""}}, None)
+        first = {"delta": {"role": "assistant", "content": ""}}
+        return b"".join([self._event(index, first) for index in range(len(self._frames))])
 
-    def text(self, text: str) -> bytes:
-        """One piece of the answer; nothing for no text."""
-        return self._before + _dumps(text) + self._after if text else b""
+    def piece(self, piece: Piece) -> bytes:
+        """One piece of a choice, and with its last one a chunk with the reason; nothing for nothing."""
+        if piece.tokens:
+            event = self._event(piece.index, self._text(piece.text), piece)
+        elif piece.text:
+            before, after = self._frames[piece.index]
+            event = before + _dumps(piece.text) + after
+        else:
+            event = b""
+        if piece.finished is None:
+            return event
+        last: dict[str, Any] = {"delta": {}} if self._kind is Kind.CHAT else {"text": ""}
+        return event + self._event(piece.index, last, reason=piece.finished.reason)
 
     def finish(self, finished: Finished) -> bytes:
-        """The one chunk with a reason, the usage if it was asked for, and the end of the stream."""
-        last: dict[str, Any] = {"delta": {}} if self._kind is Kind.CHAT else {"text": ""}
-        events = self._event_of(last, finished.reason)
-        if self._include_usage:
-            events += sse({**self._head, "choices": [], "usage": _usage(finished)})
-        return events + DONE
+        """When every choice has ended: the usage if it was asked for, and the end of the stream."""
+        if not self._include_usage:
+            return DONE
+        return sse({**self._head, "choices": [], "usage": _usage(finished)}) + DONE
 
-    def _event(self, text: str, reason: str | None) -> bytes:
-        part = {"delta": {"content": text}} if self._kind is Kind.CHAT else {"text": text}
-        return self._event_of(part, reason)
+    def _text(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text}} if self._kind is Kind.CHAT else {"text": text}
 
-    def _event_of(self, part: dict[str, Any], reason: str | None) -> bytes:
-        choice = {"index": 0, **part, "logprobs": None, "finish_reason": reason}
+    def _event(
+        self,
+        index: int,
+        part: dict[str, Any],
+        piece: Piece | None = None,
+        *,
+        reason: str | None = None,
+    ) -> bytes:
+        logprobs = self._header.logprobs(piece) if piece is not None else None
+        choice = {"index": index, **part, "logprobs": logprobs, "finish_reason": reason}
         return sse({**self._head, "choices": [choice], **self._usage})
 
 
@@ -109,6 +147,11 @@ def model_list(names: Iterable[str]) -> bytes:
 def model(name: str) -> bytes:
     """The reply of ``GET /v1/models/{name}``."""
     return _dumps(model_object(name))
+
+
+def feedback(record: FeedbackRecord) -> bytes:
+    """That an opinion was taken down, and how it was understood."""
+    return _dumps({"object": "feedback", "request_id": record.request_id, "rating": record.rating})
 
 
 def error_reply(failure: Failure) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from controlplane.gateway import views
 urlpatterns = [
     path("v1/chat/completions", views.chat_completions),
     path("v1/completions", views.completions),
+    path("v1/feedback", views.feedback),
     path("v1/models", views.models),
     path("v1/models/<path:name>", views.model),
     *health.urlpatterns,

@@ -1,4 +1,4 @@
-"""/v1/models, /v1/chat/completions, /v1/completions: each view translates, and makes one exchange."""
+"""/v1/models, /v1/chat/completions, /v1/completions, /v1/feedback: each view translates, and makes one call."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from django.http.response import HttpResponseBase
 
 from controlplane.gateway import replies
 from controlplane.gateway.body import InvalidRequest
+from controlplane.gateway.choices import Delta, Piece, join_pieces
 from controlplane.gateway.exchange import (
-    Delta,
     Exchange,
     RequestFailed,
+    endpoint_not_allowed,
     queue_unavailable,
     unknown_model,
 )
+from controlplane.gateway.feedback import parse_feedback
 from controlplane.gateway.parameters import Call, Kind, Origin, parse
 from controlplane.gateway.runtime import Visit, visit
 from inference.client import QueueUnavailable
@@ -64,8 +66,11 @@ async def models(request: ASGIRequest) -> HttpResponseBase:
 
 @allow("GET", "HEAD")
 async def model(request: ASGIRequest, name: str) -> HttpResponseBase:
-    """One endpoint that the caller may use, else 404."""
-    if name not in await _endpoints(visit(request)):
+    """One endpoint that the caller may use, else 403 or 404."""
+    here = visit(request)
+    if not here.caller.record.allows(name):
+        raise RequestFailed(endpoint_not_allowed(name))
+    if name not in await _endpoints(here):
         raise RequestFailed(unknown_model(name))
     return _json(replies.model(name))
 
@@ -82,12 +87,23 @@ async def completions(request: ASGIRequest) -> HttpResponseBase:
     return await _complete(request, Kind.COMPLETION)
 
 
+@allow("POST")
+async def feedback(request: ASGIRequest) -> HttpResponseBase:
+    """What a caller thinks of an answer: taken down now, and joined to its request later."""
+    here = visit(request)
+    record = parse_feedback(request.body, key_id=here.caller.key_id, now=time.time())
+    here.runtime.client.record(record)
+    reply = HttpResponse(replies.feedback(record), content_type="application/json")
+    reply.status_code = HTTPStatus.ACCEPTED
+    return reply
+
+
 async def unknown_path(_request: ASGIRequest) -> HttpResponseBase:
     """Everything that is not served."""
     return _error(
         Failure(
             code="unknown_url",
-            message="Unknown request URL. Served are /v1/models, /v1/chat/completions and /v1/completions.",
+            message="Unknown request URL. Served are /v1/models, /v1/chat/completions, /v1/completions and /v1/feedback.",
             status=HTTPStatus.NOT_FOUND,
         )
     )
@@ -122,7 +138,7 @@ async def _complete(request: ASGIRequest, kind: Kind) -> HttpResponseBase:
     origin = Origin(here.request_id, here.caller.key_id, here.runtime.deadline_s)
     call = parse(kind, request.body, origin)
     if not here.caller.record.allows(call.request.endpoint):
-        raise RequestFailed(unknown_model(call.request.endpoint))
+        raise RequestFailed(endpoint_not_allowed(call.request.endpoint))
     exchange = here.runtime.exchange(call, here.exits)
     try:
         response = await _answer(exchange, call)
@@ -137,12 +153,18 @@ async def _answer(exchange: Exchange, call: Call) -> HttpResponseBase:
     """Hold the reply until the first rows: a failure before them is an HTTP status, and the version is final."""
     await exchange.open()
     first = await exchange.read()
+    request = call.request
     header = replies.Header(
-        call.kind, call.request.id, int(time.time()), model=call.request.endpoint
+        call.kind,
+        request.id,
+        int(time.time()),
+        model=request.endpoint,
+        with_logprobs=request.sampling.logprobs is not None,
+        text_start=len(request.prompt or ""),
     )
     if not call.stream:
         return await _whole(exchange, header, first)
-    chunks = replies.Chunks(header, include_usage=call.include_usage)
+    chunks = replies.Chunks(header, n=request.n, include_usage=call.include_usage)
     response = StreamingHttpResponse(
         _events(exchange, chunks, first), content_type="text/event-stream; charset=utf-8"
     )
@@ -152,30 +174,29 @@ async def _answer(exchange: Exchange, call: Call) -> HttpResponseBase:
 
 
 async def _whole(exchange: Exchange, header: replies.Header, delta: Delta | None) -> HttpResponse:
-    texts: list[str] = []
+    pieces: list[Piece] = []
     while True:
         if delta is not None:
-            texts.append(delta.text)
+            pieces += delta.pieces
             if delta.finished is not None:
-                return _json(replies.whole_answer(header, "".join(texts), delta.finished))
+                return _json(replies.whole_answer(header, join_pieces(pieces), delta.finished))
         delta = await exchange.read()
 
 
 async def _events(
     exchange: Exchange, chunks: replies.Chunks, delta: Delta | None
 ) -> AsyncIterator[bytes]:
-    """The stream from its first rows on. It ends with a reason and ``[DONE]``, or with an error and without."""
+    """The stream from its first rows on. It ends with a reason for each choice and ``[DONE]``, or with an error."""
     start = chunks.start()
     try:
         while True:
             if delta is None:
                 yield replies.PING
-            elif delta.finished is not None:
-                yield start + chunks.text(delta.text) + chunks.finish(delta.finished)
-                return
-            elif data := start + chunks.text(delta.text):
+            elif data := start + b"".join([chunks.piece(each) for each in delta.pieces]):
                 start = b""
-                yield data
+                yield data + (chunks.finish(delta.finished) if delta.finished else b"")
+            if delta is not None and delta.finished is not None:
+                return
             delta = await exchange.read(PING_S)
     except RequestFailed as error:
         yield replies.error_event(error.failure)

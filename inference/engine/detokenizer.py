@@ -6,19 +6,16 @@ complete first. A character that the last token left incomplete is dropped, not 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
+from inference.engine.token_texts import BYTE_TOKEN, is_silent
+
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
-# A token of the SentencePiece family that is one byte of a character. The decoder reads a run of them as a whole:
-# one bad byte turns the whole run into replacement characters, so that nothing of a run is certain before its end.
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 # The start of a character that is still incomplete has at most 3 bytes, and so at most as many tokens.
 _MAX_INCOMPLETE_TOKENS = 3
-_MAX_ID = 2**32 - 1
 
 
 class Detokenizer:
@@ -33,6 +30,11 @@ class Detokenizer:
         self._window: list[int] = []
         self._num_delivered = 0
         self._start_behind(prompt_ids)
+
+    @property
+    def is_at_start(self) -> bool:
+        """Whether nothing stands before the next token that a decoder would look at."""
+        return not self._window
 
     def push(self, token_id: int) -> tuple[str, bool]:
         """The text that ``token_id`` makes certain, and whether a stop string is complete.
@@ -56,7 +58,7 @@ class Detokenizer:
         # Some decoders drop the space before the very first word. Behind a prompt's last word it belongs to the
         # text; behind a special token, where an answer begins, it does not.
         last = prompt_ids[-1] if prompt_ids else -1
-        if self._is_silent(last) or self._is_byte(last):
+        if is_silent(self._tokenizer, last) or self._is_byte(last):
             return
         text = self._decode([last])
         if not text.endswith(REPLACEMENT):
@@ -64,9 +66,11 @@ class Detokenizer:
             self._num_delivered = len(text)
 
     def _decode_next(self, token_id: int) -> str:
-        if self._is_silent(token_id):
+        if is_silent(self._tokenizer, token_id):
             return ""
         self._window.append(token_id)
+        # The decoder reads a run of byte tokens as a whole: one bad byte turns the whole run into replacement
+        # characters, so that nothing of a run is certain before its end.
         if self._is_byte(token_id):
             return ""
         text = self._decode(self._window)
@@ -89,15 +93,8 @@ class Detokenizer:
     def _decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=True)
 
-    def _is_silent(self, token_id: int) -> bool:
-        if not 0 <= token_id <= _MAX_ID or not self._tokenizer.id_to_token(token_id):
-            return True
-        return not self._decode([token_id]) and bool(
-            self._tokenizer.decode([token_id], skip_special_tokens=False)
-        )
-
     def _is_byte(self, token_id: int) -> bool:
-        return _BYTE_TOKEN.fullmatch(self._tokenizer.id_to_token(token_id) or "") is not None
+        return BYTE_TOKEN.fullmatch(self._tokenizer.id_to_token(token_id) or "") is not None
 
 
 class StopMatcher:

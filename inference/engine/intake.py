@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from inference.engine.loop import Engine, EngineLoop
+from inference.engine.contract import Engine
+from inference.engine.loop import EngineLoop
 from inference.engine.request import RequestRefused, fill_sampling
-from inference.engine.ticket import MAX_ATTEMPTS, Ticket
+from inference.engine.ticket import MAX_ATTEMPTS, Ticket, Work
 from inference.protocol import Failure, GenerateRequest
 from inference.queue import Delivery, Lane, Notice, OutageLog, Queue, QueueUnavailable
 from inference.replicas import Member
@@ -142,16 +143,24 @@ class Intake:
 
     def _encode(self, ticket: Ticket, body: str) -> None:
         try:
-            request = GenerateRequest.from_json(body)
-            prompt_token_ids = self._engine.encode(request)
-            sampling = fill_sampling(request, self._engine.generation_defaults)
+            work = self._work_of(GenerateRequest.from_json(body))
         except RequestRefused as refusal:
             self._loop.abort(ticket.id, refusal.failure)
         except Exception:  # one broken request must not end the others'
             logger.exception("request cannot be prepared request=%s", ticket.id)
             self._loop.abort(ticket.id, INTERNAL_ERROR)
         else:
-            self._loop.hand_over(ticket, prompt_token_ids, sampling)
+            self._loop.hand_over(ticket, work)
+
+    def _work_of(self, request: GenerateRequest) -> Work:
+        answer = request.score_text
+        return Work(
+            self._engine.encode(request),
+            fill_sampling(request, self._engine.generation_defaults),
+            n=request.n if answer is None else 1,
+            cache_salt=request.cache_salt,
+            scored_token_ids=None if answer is None else self._engine.encode_answer(answer),
+        )
 
     # --------------------------------------------------------------------- notices, rescues and gateways
 

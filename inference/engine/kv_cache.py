@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from inference.config import EngineConfig, InvalidConfig
-
-STANDBY_TOKENS = 512
-"""A standby can hold one sequence of this length, however large its tokens are."""
+from inference.engine.plan import Move, MoveKind
+from inference.planner import memory as planner
 
 
 def count_blocks(config: EngineConfig, *, max_model_len: int, bytes_per_block: int) -> int:
@@ -23,8 +23,8 @@ def count_blocks(config: EngineConfig, *, max_model_len: int, bytes_per_block: i
         InvalidConfig: a prompt of one token and its answer of one do not fit.
     """
     size = bytes_per_block
-    num_blocks = config.num_blocks or config.kv_cache_bytes // size
-    needed = 1 + -(-2 // config.block_size)
+    num_blocks = config.num_blocks or planner.blocks_in(config.kv_cache_bytes, size)
+    needed = planner.fewest_blocks(config.block_size)
     if num_blocks < needed:
         asked = (
             f"num_blocks={config.num_blocks}"
@@ -35,13 +35,17 @@ def count_blocks(config: EngineConfig, *, max_model_len: int, bytes_per_block: i
             f"{asked} gives {num_blocks} KV blocks of {size} bytes ({config.block_size} tokens each); "
             f"even the shortest sequence needs {needed}, of which one is reserved: {needed * size} bytes."
         )
-    return min(num_blocks, 1 + config.max_num_seqs * -(-max_model_len // config.block_size))
+    return planner.pool_blocks(config, max_model_len=max_model_len, block_bytes=size)
 
 
 def count_standby_blocks(config: EngineConfig, *, num_blocks: int, bytes_per_block: int) -> int:
     """Blocks that a standby keeps of ``num_blocks``: what ``standby_kv_bytes`` hold, or one sequence if that is more."""
-    one_sequence = 1 + -(-STANDBY_TOKENS // config.block_size)
-    return min(num_blocks, max(config.standby_kv_bytes // bytes_per_block, one_sequence))
+    return planner.standby_blocks(
+        full=num_blocks,
+        standby_bytes=config.standby_kv_bytes,
+        block_bytes=bytes_per_block,
+        block_size=config.block_size,
+    )
 
 
 def bytes_per_block(num_layers: int, block_shape: Sequence[int], dtype: torch.dtype) -> int:
@@ -55,6 +59,10 @@ class KVCache:
     How a block looks inside is the model's affair. Block 0 stays zero: short block tables are filled up with it, and
     what is read there weighs nothing. The others hold anything until their owner writes them: the kernel gives memory
     when it is first written, so that a cache costs what is used of it, and to make one takes no time.
+
+    Swap space is a tensor beside it with a slot in place of a block, in host memory: the same bytes lie in both. On
+    a CUDA device its pages are pinned and one slot lies in one piece, so that a block is one transfer. The transfers of
+    a step run in the order of the device's stream while the host makes the next; then it waits for all, once.
     """
 
     def __init__(
@@ -71,6 +79,7 @@ class KVCache:
         self._dtype = dtype
         self._device = device
         self.tensor = self._allocate(num_blocks)
+        self._swapped: Tensor | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -91,10 +100,55 @@ class KVCache:
         """
         tensor = self._allocate(num_blocks)
         if kept:
-            block_ids = torch.tensor(kept, device=self._device)
-            for layer, old in zip(tensor, self.tensor, strict=True):
-                layer.index_copy_(0, block_ids, old.index_select(0, block_ids))
+            self._copy_blocks(tensor, kept)
         self.tensor = tensor
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # what a standby gives up, another process may take
+
+    def resize_swap(self, num_slots: int) -> None:
+        """Have ``num_slots`` slots of swap space from now on; what lay there is gone.
+
+        Raises:
+            MemoryError: there is no memory for it, and nothing changed.
+        """
+        self._swapped = self._allocate_swap(num_slots) if num_slots else None
+
+    @torch.inference_mode()
+    def move(self, moves: deque[Move]) -> int:
+        """Make ``moves`` in their order, each taken out when it is made, and return how many there were."""
+        count = len(moves)
+        while moves:
+            move = moves[0]
+            source = self._side(is_swap=move.kind is MoveKind.SWAP_IN)
+            target = self._side(is_swap=move.kind is MoveKind.SWAP_OUT)
+            target[:, move.target].copy_(source[:, move.source], non_blocking=True)
+            moves.popleft()
+        if count and self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        return count
+
+    def _copy_blocks(self, target: Tensor, kept: Sequence[int]) -> None:
+        block_ids = torch.tensor(kept, device=self._device)
+        for new, old in zip(target, self.tensor, strict=True):
+            new.index_copy_(0, block_ids, old.index_select(0, block_ids))
+
+    def _side(self, *, is_swap: bool) -> Tensor:
+        if not is_swap:
+            return self.tensor
+        if self._swapped is None:
+            raise RuntimeError("A block is to be swapped, and there is no swap space.")
+        return self._swapped
+
+    def _allocate_swap(self, num_slots: int) -> Tensor:
+        try:
+            slots = torch.empty(
+                (num_slots, self._num_layers, *self._block_shape),
+                dtype=self._dtype,
+                pin_memory=self._device.type == "cuda",
+            )
+        except RuntimeError as error:
+            raise MemoryError(f"no memory for {num_slots} swap slots: {error}") from error
+        return slots.transpose(0, 1)
 
     def _allocate(self, num_blocks: int) -> Tensor:
         try:

@@ -13,17 +13,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Self
-from uuid import uuid4
 
 from torch import Tensor
 
 from inference.config import EngineConfig
+from inference.engine.choices import make_choices, sequence_id
+from inference.engine.completions import Completion, generate
 from inference.engine.detokenizer import Detokenizer
-from inference.engine.memory import MARGIN_BYTES, Usage, available_bytes
+from inference.engine.kv_memory import KVMemory
+from inference.engine.logprobs import ChosenLogprob, describe, read_logprobs
+from inference.engine.memory import Usage
 from inference.engine.parts import Parts, load_parts
-from inference.engine.request import Request, RequestRefused, StepOutput
+from inference.engine.plan import StepPlan
+from inference.engine.prompt import check_token_ids
+from inference.engine.request import Request, StepOutput
 from inference.engine.sampler import sample
-from inference.protocol import ChatMessage, Failure, FinishReason, GenerateRequest, SamplingParams
+from inference.engine.scoring import Scorer, scoring_request
+from inference.engine.token_texts import TokenTexts
+from inference.protocol import (
+    MAX_CHOICES,
+    ChatMessage,
+    Failure,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -43,17 +57,6 @@ _WAIT_FOR_MEMORY_S = 0.05
 
 class WarmUpFailed(RuntimeError):
     """The first forward pass gave no valid token: this version must not take requests."""
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """A whole answer of ``generate``; exactly one of ``finish_reason`` and ``failure`` is set."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    num_prompt_tokens: int
-    finish_reason: FinishReason | None
-    failure: Failure | None
 
 
 @dataclass(slots=True)
@@ -78,8 +81,11 @@ class LLMEngine:
         self._sizes = parts.sizes
         self._fingerprint = parts.fingerprint
         self._generation_defaults = parts.generation_defaults
+        self.telemetry = parts.telemetry
         self._max_num_seqs = max_num_seqs
-        self._is_on_cpu = is_on_cpu
+        self._memory = KVMemory(parts, is_on_cpu=is_on_cpu)
+        self._texts = TokenTexts(parts.tokenizer)
+        self._scorer = Scorer(parts.runner)
         self._streams: dict[str, _Stream] = {}
 
     @classmethod
@@ -108,8 +114,12 @@ class LLMEngine:
 
     @property
     def kernel(self) -> str:
-        """What computes a step: ``torch``, or the native library with its instruction set."""
-        return self._runner.describe_numerics()["kernel"]
+        """What computes a step, and in which numbers; the number of threads where it may change a sum."""
+        facts = self._runner.describe_numerics()
+        parts = [facts["kernel"], facts["kept_as"].removeprefix("torch.")]
+        if "num_threads" in facts:
+            parts.append(f"threads {facts['num_threads']}")
+        return ", ".join(parts)
 
     @property
     def has_unfinished(self) -> bool:
@@ -127,7 +137,12 @@ class LLMEngine:
             kv_blocks=self._pool.num_blocks - 1,
             kv_blocks_used=self._pool.num_held,
             kv_blocks_full=self._sizes.full_blocks - 1,
+            kv_blocks_cached=self._pool.cache.num_idle,
             weight_bytes=self._sizes.weight_bytes,
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_preemptions=self._scheduler.num_preemptions,
+            num_swaps=self._scheduler.num_swaps,
         )
 
     def room(self) -> int:
@@ -145,27 +160,62 @@ class LLMEngine:
         """
         return self._encoder.encode(request)
 
+    def encode_answer(self, text: str) -> tuple[int, ...]:
+        """The tokens of an answer behind its prompt. Any thread may call it.
+
+        Raises:
+            RequestRefused: the text cannot be encoded.
+        """
+        return self._encoder.encode_answer(text)
+
     def add_request(
-        self, request_id: str, prompt_token_ids: Sequence[int], sampling: SamplingParams
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        n: int = 1,
+        cache_salt: str = "",
+        scored_token_ids: Sequence[int] = (),
     ) -> None:
-        """Accept a request: it ends by a last output of ``step``, or by ``abort``.
+        """Accept a request: each of its ``n`` choices ends by a last output of ``step``, or all by ``abort``.
+
+        Only requests of the same ``cache_salt`` use each other's blocks. With ``scored_token_ids`` nothing is generated:
+        they are the answer, and its one output tells their score.
 
         Raises:
             RequestRefused: it can never run; the engine has not kept it.
             ValueError: a request of this id is unfinished.
         """
-        self._check_token_ids(prompt_token_ids)
-        request = Request.from_prompt(request_id, prompt_token_ids, sampling)
-        detokenizer = Detokenizer(self._tokenizer, prompt_token_ids, sampling.stop)
-        self._scheduler.add(request)
-        self._streams[request_id] = _Stream(request, detokenizer)
+        check_token_ids((*prompt_token_ids, *scored_token_ids), self._model.vocab_size)
+        if any(self._sequences_of(request_id)):
+            raise ValueError(f"Request {request_id} is already here; finish or abort it first.")
+        if answer := tuple(scored_token_ids):
+            requests = [
+                scoring_request(request_id, prompt_token_ids, answer, cache_salt=cache_salt)
+            ]
+        else:
+            requests = make_choices(
+                request_id, prompt_token_ids, sampling, n=n, cache_salt=cache_salt
+            )
+        for request in requests:
+            detokenizer = Detokenizer(self._tokenizer, prompt_token_ids, sampling.stop)
+            self._scheduler.add(request)
+            self._streams[request.id] = _Stream(request, detokenizer)
+        if answer:
+            self._scorer.add(requests[0], answer)
         # Whoever is asked is no standby, whatever its role: the route may be ahead of what this process was told.
-        self._grow_kv()
+        self._memory.grow()
 
     def abort(self, request_id: str) -> bool:
         """Forget a request and free its blocks, in any state; False if it is not here."""
-        self._streams.pop(request_id, None)
-        return self._scheduler.abort(request_id)
+        sequences = self._sequences_of(request_id)
+        for each in sequences:
+            del self._streams[each]
+            self.telemetry.forgive(each)
+            self._scheduler.abort(each)
+            self._scorer.forget(each)
+        return bool(sequences)
 
     def step(self) -> list[StepOutput]:
         """Compute one step and return what it adds to each request; empty if nothing is unfinished.
@@ -173,6 +223,7 @@ class LLMEngine:
         A request that fails ends with an output that has a ``failure``, and touches no other. If the step as a whole
         raises, nothing was committed.
         """
+        began_at = time.perf_counter()
         plan = self._scheduler.plan()
         if not plan.rows:
             self._wait_for_blocks()
@@ -181,20 +232,17 @@ class LLMEngine:
         for row in plan.rows:
             stream = self._streams[row.request.id]
             stream.started_at = min(stream.started_at, now)
-        requests = [row.request for row in plan.rows if row.samples]
-        token_ids = _sample(self._runner.run(plan), requests)
-        chosen = {
-            request.id: token_id
-            for request, token_id in zip(requests, token_ids, strict=True)
-            if token_id is not None
-        }
+        chosen, logprobs = self._choose(plan)
         outputs = [
-            self._fail(each, index=each.num_output_tokens)
-            for each in requests
-            if each.id not in chosen
+            self._fail(row.request, index=row.request.num_output_tokens)
+            for row in plan.rows
+            if row.samples and row.request.id not in chosen
         ]
-        outputs += [self._advance(request) for request in self._scheduler.commit(plan, chosen)]
-        return outputs
+        outputs += [
+            self._advance(request, logprobs.get(request.id))
+            for request in self._scheduler.commit(plan, chosen)
+        ]
+        return self.telemetry.bill(plan.rows, outputs, time.perf_counter() - began_at)
 
     def resize_kv(self, *, is_standby: bool) -> bool:
         """Bring the KV cache to the size of a standby, or to its full one; between steps.
@@ -205,7 +253,7 @@ class LLMEngine:
         Returns:
             Whether it has that size now. Ask again later: requests end, and memory comes free.
         """
-        return self._shrink_kv() if is_standby else self._grow_kv()
+        return self._memory.shrink() if is_standby else self._memory.grow()
 
     def warm_up(self) -> None:
         """Compute a prompt and, where it fits, a decode with the real weights; before the first request only.
@@ -233,79 +281,56 @@ class LLMEngine:
         Raises:
             RequestRefused: a prompt can never run; none of them was started.
         """
-        requests = [_request(prompt, sampling) for prompt in prompts]
-        encoded = [self.encode(request) for request in requests]
-        outputs: dict[str, list[StepOutput]] = {request.id: [] for request in requests}
-        try:
-            for request, token_ids in zip(requests, encoded, strict=True):
-                self.add_request(request.id, token_ids, sampling)
-            while self.has_unfinished:
-                for output in self.step():
-                    outputs[output.request_id].append(output)
-        finally:
-            for request in requests:
-                self.abort(request.id)
-        return [_completion(each) for each in outputs.values()]
+        return generate(self, prompts, sampling)
 
     def check_integrity(self) -> None:
         """Compare the block pool with the block tables, in idle moments and tests; raises ``BrokenPool``."""
         self._scheduler.check_integrity()
 
-    def _grow_kv(self) -> bool:
-        """As far as memory allows, but not by little: each time all that is held is copied."""
-        before, full = self._pool.num_blocks, self._sizes.full_blocks
-        if before == full:
-            return True
-        wanted = min(full, before + self._affordable_blocks())
-        if wanted < min(full, 2 * before):
-            return False
-        try:
-            self._runner.resize(wanted, self._pool.held_blocks)
-        except MemoryError:
-            logger.exception("kv cache cannot grow blocks=%d wanted=%d", before, wanted)
-            return False
-        self._pool.grow(wanted)
-        logger.info("kv cache grown blocks=%d before=%d full=%d", wanted, before, full)
-        return wanted == full
-
-    def _affordable_blocks(self) -> int:
-        available = available_bytes() if self._is_on_cpu else None
-        if available is None:
-            return self._sizes.full_blocks
-        return max(available - MARGIN_BYTES, 0) // self._sizes.kv_block_bytes
-
-    def _shrink_kv(self) -> bool:
-        before, standby = self._pool.num_blocks, self._sizes.standby_blocks
-        if before == standby:
-            return True
-        if not self._pool.shrink(standby):
-            return False
-        try:
-            self._runner.resize(standby, self._pool.held_blocks)
-        except MemoryError:
-            self._pool.grow(before)
-            return False
-        logger.info("kv cache shrunk blocks=%d before=%d", standby, before)
-        return True
-
     def _wait_for_blocks(self) -> None:
         """Only a cache that may grow leaves requests without a row; while it cannot, nobody is refused."""
-        if self.has_unfinished and not self._grow_kv():
+        if self.has_unfinished and not self._memory.grow():
             time.sleep(_WAIT_FOR_MEMORY_S)
 
-    def _check_token_ids(self, token_ids: Sequence[int]) -> None:
-        # One bad id would fail the whole step, and with it everybody's.
-        last = self._model.vocab_size - 1
-        for bad in (token_id for token_id in token_ids if not 0 <= token_id <= last):
-            message = f"prompt token {bad} is not in the vocabulary; use ids from 0 to {last}."
-            failure = Failure("invalid_request", message, HTTPStatus.BAD_REQUEST, param="prompt")
-            raise RequestRefused(failure)
+    def _choose(self, plan: StepPlan) -> tuple[dict[str, int], dict[str, ChosenLogprob]]:
+        """Compute ``plan``: the token of each row that samples and can be trusted, and how probable it was."""
+        plain, scored = self._scorer.take_out(plan)
+        requests = [row.request for row in plain.rows if row.samples]
+        logits = self._compute(plain)
+        token_ids = _sample(logits, requests)
+        chosen = {
+            request.id: token_id
+            for request, token_id in zip(requests, token_ids, strict=True)
+            if token_id is not None
+        }
+        logprobs = read_logprobs(logits, requests, token_ids)
+        return chosen | self._scorer.compute(scored), logprobs
 
-    def _advance(self, request: Request) -> StepOutput:
+    def _compute(self, plan: StepPlan) -> Tensor:
+        """Logits of the rows of ``plan`` that sample; what it took tells what a preemption would cost."""
+        began_at = time.perf_counter()
+        num_moves = self._runner.move(plan)
+        moved_at = time.perf_counter()
+        logits = self._runner.run(plan)
+        self._scheduler.costs.observe_moves(num_moves, moved_at - began_at)
+        self._scheduler.costs.observe_step(plan, time.perf_counter() - moved_at)
+        return logits
+
+    def _sequences_of(self, request_id: str) -> list[str]:
+        """The ids of its unfinished choices."""
+        ids = (sequence_id(request_id, choice) for choice in range(MAX_CHOICES))
+        return [each for each in ids if each in self._streams]
+
+    def _advance(self, request: Request, chosen: ChosenLogprob | None) -> StepOutput:
         """The output of a request that has just gained a token; its text may end it."""
         stream = self._streams[request.id]
+        if score := self._scorer.take_output(request, stream.started_at):
+            del self._streams[request.id]
+            return score
+        is_at_start = stream.detokenizer.is_at_start
         try:
             text, is_stopped = _text_of_last_token(stream)
+            logprob = describe(chosen, self._texts, at_start=is_at_start) if chosen else None
         except Exception:
             logger.exception("text failed request=%s", request.id)
             return self._fail(request, index=request.num_output_tokens - 1)
@@ -315,7 +340,8 @@ class LLMEngine:
         if reason is not None:
             del self._streams[request.id]
         return StepOutput(
-            request_id=request.id,
+            request_id=request.request_id,
+            choice=request.choice,
             index=request.num_output_tokens - 1,
             token_id=request.tokens[-1],
             text=text,
@@ -324,14 +350,17 @@ class LLMEngine:
             num_prompt_tokens=request.num_prompt_tokens,
             num_output_tokens=request.num_output_tokens,
             started_at=stream.started_at,
+            logprob=logprob,
         )
 
     def _fail(self, request: Request, *, index: int) -> StepOutput:
         """End ``request`` with a failure in place of output token ``index``."""
         stream = self._streams.pop(request.id)
-        self._scheduler.abort(request.id)
+        self._scheduler.abort(request.id, is_broken=True)
+        self._scorer.forget(request.id)
         return StepOutput(
-            request_id=request.id,
+            request_id=request.request_id,
+            choice=request.choice,
             index=index,
             token_id=NO_TOKEN,
             text="",
@@ -367,21 +396,3 @@ def _sample(logits: Tensor, requests: Sequence[Request]) -> list[int | None]:
         for row, request in zip(logits, requests, strict=True)
         for token_id in _sample(row[None], [request])
     ]
-
-
-def _request(prompt: str | Sequence[ChatMessage], sampling: SamplingParams) -> GenerateRequest:
-    request_id = uuid4().hex
-    if isinstance(prompt, str):
-        return GenerateRequest(request_id, "", sampling, 0.0, prompt=prompt)
-    return GenerateRequest(request_id, "", sampling, 0.0, messages=tuple(prompt))
-
-
-def _completion(outputs: Sequence[StepOutput]) -> Completion:
-    last = outputs[-1]
-    return Completion(
-        text="".join(output.text for output in outputs),
-        token_ids=tuple(output.token_id for output in outputs if output.failure is None),
-        num_prompt_tokens=last.num_prompt_tokens,
-        finish_reason=last.finish_reason,
-        failure=last.failure,
-    )

@@ -12,12 +12,13 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
 
+from inference.engine.contract import Engine
+from inference.engine.copies import CopyDesk
 from inference.engine.request import RequestRefused, StepOutput
-from inference.engine.ticket import MAX_ATTEMPTS, SUSPECTS_AT_ONCE, Ticket, may_join
-from inference.protocol import Failure, GenerateRequest, SamplingParams, StepFrame, TokenRow
+from inference.engine.ticket import MAX_ATTEMPTS, SUSPECTS_AT_ONCE, Ticket, Work, may_join
+from inference.protocol import Failure, StepFrame, TokenRow
 from inference.queue import Delivery, Lane, OutageLog, Queue, QueueUnavailable
 from inference.replicas import Member
 
@@ -39,43 +40,6 @@ SHUTTING_DOWN = Failure(
 )
 
 
-class Engine(Protocol):
-    """What the loop needs of an engine; but for ``encode`` it is used by one thread alone."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Names the numerics: equal fingerprints give equal tokens for equal requests."""
-
-    @property
-    def generation_defaults(self) -> Mapping[str, Any]:
-        """The version's sampling for parameters that a request leaves out; from any thread."""
-
-    @property
-    def kernel(self) -> str:
-        """What computes a step, for people."""
-
-    @property
-    def has_unfinished(self) -> bool:
-        """Whether a step has something to do."""
-
-    def room(self) -> int:
-        """How many more requests it would take now."""
-
-    def encode(self, request: GenerateRequest) -> tuple[int, ...]:
-        """The prompt's tokens; from any thread. Raises ``RequestRefused``."""
-
-    def add_request(
-        self, request_id: str, prompt_token_ids: Sequence[int], sampling: SamplingParams
-    ) -> None:
-        """Accept a request. Raises ``RequestRefused`` if it can never run."""
-
-    def abort(self, request_id: str) -> bool:
-        """Forget a request and free what it holds, in any state; False if it is not there."""
-
-    def step(self) -> list[StepOutput]:
-        """Compute one step."""
-
-
 class EngineLoop:
     """Runs the requests of one lane on one engine: ``run`` in the engine thread, the rest from any thread.
 
@@ -92,6 +56,7 @@ class EngineLoop:
         self._queue = queue
         self._lane = lane
         self._member = member
+        self.copies = CopyDesk(engine, lane, member.clock.to_server)
         self._outages = OutageLog(logger)
         self._changed = threading.Condition()  # guards what follows up to the blank line
         self._tickets: dict[str, Ticket] = {}
@@ -146,12 +111,9 @@ class EngineLoop:
                 ticket.is_over = True
                 self._tickets.pop(ticket.id, None)
 
-    def hand_over(
-        self, ticket: Ticket, prompt_token_ids: Sequence[int], sampling: SamplingParams
-    ) -> None:
+    def hand_over(self, ticket: Ticket, work: Work) -> None:
         """A ticket's prompt is encoded: run it."""
-        ticket.prompt_token_ids = prompt_token_ids
-        ticket.sampling = sampling
+        ticket.work = work
         self._arrived.append(ticket)
         self._wake.set()
 
@@ -220,7 +182,9 @@ class EngineLoop:
             self._end_withdrawn()
             while self._calls:
                 self._calls.popleft()()
+            self.copies.make_way(self.tickets())
             self._admit()
+            self.copies.start(self.tickets())
             for output in self._engine.step() if self._engine.has_unfinished else ():
                 self._take_output(output)
             is_done = self._is_drained()
@@ -240,7 +204,7 @@ class EngineLoop:
         """All rows of earlier steps are sent by now, so a request without a row is one that nobody has seen a token of."""
         while self._withdrawn:
             ticket, failure = self._withdrawn.popleft()
-            if ticket.next_seq == 0 and not ticket.is_over:
+            if not ticket.has_rows and not ticket.is_over:
                 self._engine.abort(ticket.id)
                 ticket.is_over = True
                 self._returned.append(ticket)
@@ -268,26 +232,39 @@ class EngineLoop:
         self._waiting = [each for each in self._waiting if not each.is_running]
 
     def _start(self, ticket: Ticket) -> None:
-        if ticket.sampling is None:
-            raise ValueError(f"Request {ticket.id} was handed over without sampling parameters.")
+        if (work := ticket.work) is None:
+            raise ValueError(f"Request {ticket.id} was handed over without its work.")
+        if work.scored_token_ids is not None and not work.scored_token_ids:
+            self._add_row(ticket, ticket.finish_unscored(time.monotonic()))
+            self._close(ticket)
+            return
         try:
-            self._engine.add_request(ticket.id, ticket.prompt_token_ids, ticket.sampling)
+            self._engine.add_request(
+                ticket.id,
+                work.prompt_token_ids,
+                work.sampling,
+                n=work.n,
+                cache_salt=work.cache_salt,
+                scored_token_ids=work.scored_token_ids or (),
+            )
         except RequestRefused as refusal:
             self._end(ticket, refusal.failure)
             return
         with self._changed:
             ticket.is_running = True
-            self._room = self._engine.room()
+            self._room = self.copies.count_places()
 
     def _take_output(self, output: StepOutput) -> None:
         ticket = self._tickets.get(output.request_id)
+        if ticket is None:
+            self.copies.take_output(output)
         if ticket is None or ticket.is_over:
             return
         if output.failure is not None:
             self._end(ticket, output.failure)
             return
         self._add_row(ticket, ticket.advance(output, time.monotonic()))
-        if output.finish_reason is not None:
+        if ticket.is_answered:
             self._close(ticket)
 
     def _end(self, ticket: Ticket, failure: Failure | None) -> None:
@@ -346,7 +323,7 @@ class EngineLoop:
             self._rows.clear()
             self._ended.clear()
             self._returned.clear()
-            self._room = self._engine.room()
+            self._room = self.copies.count_places()
             self._changed.notify_all()
 
     def _forget_all(self) -> None:
@@ -371,9 +348,10 @@ class EngineLoop:
     def _end_all(self) -> None:
         """Tell those who have part of an answer, and leave the others' requests for another slot."""
         self._give_up_at = time.monotonic() + LAST_SEND_S
+        self.copies.close()
         left = []
         for ticket in self.tickets():
-            if ticket.next_seq > 0:
+            if ticket.has_rows:
                 self._end(ticket, SHUTTING_DOWN)
             elif not ticket.is_over:
                 ticket.is_over = True

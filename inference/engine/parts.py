@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,15 +23,23 @@ from inference.engine.kv_cache import (
     count_blocks,
     count_standby_blocks,
 )
-from inference.engine.memory import available_bytes, check_fits, count_weight_bytes, footprint
+from inference.engine.limits import SchedulerLimits
+from inference.engine.memory import check_fits
 from inference.engine.prompt import PromptEncoder, load_tokenizer
 from inference.engine.runner import Runner
-from inference.engine.scheduler import Scheduler, SchedulerLimits
+from inference.engine.scheduler import Scheduler
+from inference.engine.swap import PreemptionCosts
+from inference.engine.telemetry import ModelCost, Telemetry
 from inference.kernels.loader import Library, choose_library
+from inference.machine import available_bytes, count_processors
+from inference.models.cuda.decoder import CudaDecoder, DecoderOptions
+from inference.models.cuda.device import free_bytes
 from inference.models.decoder import Decoder, torch_block_shape
 from inference.models.native import NativeDecoder, native_block_shape
 from inference.models.numerics import DTYPES, compute_dtype
 from inference.models.step import StepModel
+from inference.planner.memory import decoder_bytes, load_footprint, packed_decoder_bytes
+from inference.planner.shape import ModelShape, parse_format
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +53,7 @@ class Sizes:
     standby_blocks: int
     weight_bytes: int
     kv_block_bytes: int
+    swap_slots: int
 
     @classmethod
     def of(cls, config: EngineConfig, manifest: Manifest, library: Library | None) -> Sizes:
@@ -67,6 +75,7 @@ class Sizes:
             ),
             weight_bytes=_weight_bytes(config, manifest, max_model_len, library),
             kv_block_bytes=block_bytes,
+            swap_slots=config.swap_bytes // block_bytes,
         )
 
 
@@ -81,6 +90,7 @@ class Parts:
     encoder: PromptEncoder
     model: ModelConfig
     sizes: Sizes
+    telemetry: Telemetry
     fingerprint: str
     generation_defaults: Mapping[str, Any]
 
@@ -99,25 +109,25 @@ def load_parts(config: EngineConfig) -> Parts:
     device = torch.device(config.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InvalidConfig("device='cuda' needs a CUDA device and torch built for it; use 'cpu'.")
-    num_threads = config.num_threads or max(_count_cpus() - 1, 1)
+    num_threads = config.num_threads or max(count_processors() - 1, 1)
     torch.set_num_threads(num_threads)
     library = choose_library(config)
     manifest = verify(config.artifact)
     sizes = Sizes.of(config, manifest, library)
-    if device.type == "cpu":
-        _check_memory(manifest.model, sizes)
+    _check_memory(manifest.model, sizes, device)
     verified_at = time.monotonic()
     tokenizer = load_tokenizer(config.artifact)
     pool = BlockPool(sizes.standby_blocks, config.block_size, max_num_blocks=sizes.full_blocks)
     model = _load_model(config, manifest, sizes, library, num_threads)
     parts = Parts(
         runner=_new_runner(config, model, sizes, tokenizer, manifest.model),
-        scheduler=_new_scheduler(config, manifest.model, sizes, pool),
+        scheduler=_new_scheduler(config, manifest, sizes, pool),
         pool=pool,
         tokenizer=tokenizer,
         encoder=PromptEncoder.load(config.artifact, tokenizer),
         model=manifest.model,
         sizes=sizes,
+        telemetry=_new_telemetry(config, manifest, sizes, library),
         fingerprint=_fingerprint(config, manifest, model.describe_numerics()),
         generation_defaults=manifest.generation_defaults,
     )
@@ -132,17 +142,15 @@ def load_parts(config: EngineConfig) -> Parts:
     return parts
 
 
-def _count_cpus() -> int:
-    """Those that this process may use, where the system tells (macOS does not)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def uses_cuda_step(config: EngineConfig) -> bool:
+    """Whether the step with CUDA graphs computes; the same device with ``kernel='torch'`` has plain torch."""
+    return config.device == "cuda" and config.kernel == "auto"
 
 
-def _check_memory(model: ModelConfig, sizes: Sizes) -> None:
+def _check_memory(model: ModelConfig, sizes: Sizes, device: torch.device) -> None:
     kv_bytes = sizes.standby_blocks * sizes.kv_block_bytes
-    needed = footprint(model, weight_bytes=sizes.weight_bytes, kv_bytes=kv_bytes)
-    check_fits(needed, available_bytes())
+    needed = load_footprint(model, weight_bytes=sizes.weight_bytes, kv_bytes=kv_bytes)
+    check_fits(needed, available_bytes() if device.type == "cpu" else free_bytes(device))
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
@@ -167,10 +175,22 @@ def _weight_bytes(
     if library is not None and manifest.quantization != "none":
         return manifest.size_bytes  # packed as they are stored
     dtype = DTYPES[config.dtype]
+    if _keeps_integers(config, manifest, library):
+        return packed_decoder_bytes(
+            manifest.model,
+            stored_bytes=manifest.size_bytes,
+            item_size=dtype.itemsize,
+            num_positions=max_model_len,
+        )
     computed = dtype if library else compute_dtype(dtype, torch.device(config.device))
-    return count_weight_bytes(
-        manifest.model, item_size=computed.itemsize, num_positions=max_model_len
-    )
+    return decoder_bytes(manifest.model, item_size=computed.itemsize, num_positions=max_model_len)
+
+
+def _keeps_integers(config: EngineConfig, manifest: Manifest, library: Library | None) -> bool:
+    """Whether quantised weights are computed with as they are stored."""
+    if manifest.quantization == "none":
+        return False
+    return library is not None or (uses_cuda_step(config) and config.dtype == "bfloat16")
 
 
 def _load_model(
@@ -181,6 +201,18 @@ def _load_model(
     num_threads: int,
 ) -> StepModel:
     dtype = DTYPES[config.dtype]
+    if uses_cuda_step(config):
+        return CudaDecoder.load(
+            config.artifact,
+            manifest,
+            DecoderOptions(
+                block_size=config.block_size,
+                num_positions=sizes.max_model_len,
+                max_num_seqs=config.max_num_seqs,
+                dtype=dtype,
+                device=torch.device(config.device),
+            ),
+        )
     if library is None:
         return Decoder.load(
             config.artifact,
@@ -219,16 +251,35 @@ def _new_runner(
 
 
 def _new_scheduler(
-    config: EngineConfig, model: ModelConfig, sizes: Sizes, pool: BlockPool
+    config: EngineConfig, manifest: Manifest, sizes: Sizes, pool: BlockPool
 ) -> Scheduler:
     limits = SchedulerLimits(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         long_prefill_tokens=config.long_prefill_tokens,
         max_model_len=sizes.max_model_len,
-        eos_token_ids=frozenset(model.eos_token_ids),
+        eos_token_ids=frozenset(manifest.model.eos_token_ids),
     )
-    return Scheduler(limits, pool)
+    return Scheduler(
+        limits,
+        pool,
+        version=manifest.digest if config.prefix_cache else None,
+        costs=PreemptionCosts(sizes.kv_block_bytes),
+    )
+
+
+def _new_telemetry(
+    config: EngineConfig, manifest: Manifest, sizes: Sizes, library: Library | None
+) -> Telemetry:
+    shape = ModelShape.of_config(
+        manifest.model, params=manifest.num_parameters, weight_bytes=sizes.weight_bytes
+    )
+    cost = ModelCost.of(
+        manifest.model, shape, kv_bytes_per_token=sizes.kv_block_bytes / config.block_size
+    )
+    is_packed = _keeps_integers(config, manifest, library)
+    weights = manifest.quantization if is_packed else config.dtype
+    return Telemetry(cost, weights=parse_format("weights", weights))
 
 
 def _fingerprint(config: EngineConfig, manifest: Manifest, numerics: Mapping[str, str]) -> str:
@@ -244,4 +295,6 @@ def _fingerprint(config: EngineConfig, manifest: Manifest, numerics: Mapping[str
         "block_size": config.block_size,
         **numerics,
     }
+    if config.runtime:
+        facts["runtime"] = config.runtime
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

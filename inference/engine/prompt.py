@@ -120,6 +120,17 @@ class PromptEncoder:
             return self._encode_text(request.prompt)
         return self._encode_messages(request.messages or ())
 
+    def encode_answer(self, text: str) -> tuple[int, ...]:
+        """The ids of an answer that follows a prompt: no token is added, and what it spells is text, never control.
+
+        Raises:
+            RequestRefused: the text cannot be encoded.
+        """
+        _check_unicode("score_text", text)
+        if self._chat is not None:
+            return tuple(self._chat.encode_plain(text))
+        return tuple(encode_text(self._tokenizer, text, add_special_tokens=False))
+
     def _check_logit_bias(self, logit_bias: Mapping[int, float]) -> None:
         for token_id in logit_bias:
             if not 0 <= token_id < self._vocab_size:
@@ -132,13 +143,7 @@ class PromptEncoder:
     def _checked_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         if not token_ids:
             raise refusal("prompt", "prompt is empty; send at least one token.")
-        for token_id in token_ids:
-            if not 0 <= token_id < self._vocab_size:
-                raise refusal(
-                    "prompt",
-                    f"prompt token {token_id} is not in the vocabulary; "
-                    f"use ids from 0 to {self._vocab_size - 1}.",
-                )
+        check_token_ids(token_ids, self._vocab_size)
         return tuple(token_ids)
 
     def _encode_text(self, text: str) -> tuple[int, ...]:
@@ -214,10 +219,19 @@ class _ChatEncoder:
         plain = rendered.translate(dict.fromkeys(map(ord, marks)))
         if written == self._pattern.findall(plain):
             return encode_text(self._tokenizer, plain, add_special_tokens=False)
-        ids = encode_text(self._renamed, text, add_special_tokens=False)
-        ids = [self._original_ids.get(token_id, token_id) for token_id in ids]
+        ids = self._encode_renamed(text)
         self._check_apart(ids, [self._control[content] for content in written])
         return ids
+
+    def encode_plain(self, text: str) -> list[int]:
+        """The ids of ``text``, in which nothing is a control token."""
+        if self._pattern.search(text) is None:
+            return encode_text(self._tokenizer, text, add_special_tokens=False)
+        return self._encode_renamed(text)
+
+    def _encode_renamed(self, text: str) -> list[int]:
+        ids = encode_text(self._renamed, text, add_special_tokens=False)
+        return [self._original_ids.get(token_id, token_id) for token_id in ids]
 
     def _choose_marks(self, messages: Sequence[ChatMessage]) -> Marks:
         texts = [text for message in messages for text in _fields(message).values()]
@@ -306,6 +320,16 @@ def encode_text(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) ->
     """The ids of ``text``. A batch of one, because ``encode`` would hold the interpreter lock meanwhile."""
     (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     return list(encoding.ids)
+
+
+def check_token_ids(token_ids: Iterable[int], vocab_size: int) -> None:
+    """Refuse a prompt with an id that the model does not know: one would fail the whole step, and everybody in it."""
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise refusal(
+                "prompt",
+                f"prompt token {token_id} is not in the vocabulary; use ids from 0 to {vocab_size - 1}.",
+            )
 
 
 def refusal(param: str, message: str, *, code: str = "invalid_request") -> RequestRefused:

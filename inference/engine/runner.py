@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from inference.engine.kv_cache import KVCache
-from inference.engine.scheduler import PlannedRow, StepPlan
+from inference.engine.plan import PlannedRow, StepPlan
 from inference.models.attention import Span
 from inference.models.step import Step, StepModel
 
@@ -30,6 +30,11 @@ class Runner:
         return self._model.describe_numerics()
 
     @property
+    def device(self) -> torch.device:
+        """Where the cache lies."""
+        return self._cache.tensor.device
+
+    @property
     def num_blocks(self) -> int:
         """KV blocks of the cache, the reserved one included."""
         return self._cache.num_blocks
@@ -47,22 +52,50 @@ class Runner:
         """
         self._cache.resize(num_blocks, kept)
 
+    def resize_swap(self, num_slots: int) -> None:
+        """Have ``num_slots`` slots of swap space; what lay there is gone.
+
+        Raises:
+            MemoryError: there is no memory for it, and nothing changed.
+        """
+        self._cache.resize_swap(num_slots)
+
+    def move(self, plan: StepPlan) -> int:
+        """Make the moves of ``plan`` that are not made yet, and return how many."""
+        return self._cache.move(plan.moves)
+
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Tensor:
-        """Compute the tokens of ``plan`` and leave their keys and values in the cache.
+        """Make the moves of ``plan``, compute its tokens, and leave their keys and values in the cache.
 
         Running the same plan again gives the same, as long as nothing was committed in between.
 
         Returns:
             Float32 logits ``[num_sampling_rows, vocab_size]`` in the order of the plan.
         """
+        self.move(plan)
+        return self.compute(plan.rows, _logit_rows(plan.rows))
+
+    @torch.inference_mode()
+    def compute(self, rows: Sequence[PlannedRow], logit_rows: Sequence[int]) -> Tensor:
+        """Compute ``rows``, leave their keys and values in the cache, and answer some of their tokens.
+
+        ``logit_rows`` are indices into the tokens of all rows, one row after the other, in ascending order.
+
+        Returns:
+            Float32 logits ``[num_logit_rows, vocab_size]``.
+        """
+        if not rows:
+            return torch.empty((0, self._num_token_ids))
         step = Step(
-            token_ids=[token_id for row in plan.rows for token_id in _token_ids(row)],
-            spans=[Span(row.start, row.num_tokens, row.request.block_table) for row in plan.rows],
-            logit_rows=_logit_rows(plan.rows),
+            token_ids=[token_id for row in rows for token_id in _token_ids(row)],
+            spans=[Span(row.start, row.num_tokens, row.request.block_table) for row in rows],
+            logit_rows=logit_rows,
         )
         logits = self._model.compute(step, self._cache.tensor)
         logits[:, self._num_token_ids :] = -torch.inf
+        if logits.is_cuda:  # the caller reads them next, and measures what they took
+            torch.cuda.current_stream(logits.device).synchronize()
         return logits
 
 

@@ -128,7 +128,7 @@ def _candidates(scaled: Row, params: SamplingParams) -> Ids | None:
     if params.top_p < 1.0:
         ids = _nucleus(scaled, size, params.top_p)
     elif size < len(scaled):
-        ids = _best(scaled, size)
+        ids = best_ids(scaled, size)
     else:
         ids = np.arange(len(scaled))
     if params.min_p > 0.0:
@@ -138,18 +138,19 @@ def _candidates(scaled: Row, params: SamplingParams) -> Ids | None:
 
 def _nucleus(scaled: Row, size: int, top_p: float) -> Ids:
     weights = np.exp(scaled).astype(np.float64)
-    total = weights.sum() if size == len(scaled) else weights[_best(scaled, size)].sum()
+    total = weights.sum() if size == len(scaled) else weights[best_ids(scaled, size)].sum()
     length = min(_FIRST_SHORTLIST, size)
     while True:
         # Sorting the whole vocabulary takes milliseconds, and the nucleus is nearly always among the first few.
-        ids = _best(scaled, length)
+        ids = best_ids(scaled, length)
         sums = np.cumsum(weights[ids])
         if sums[-1] >= top_p * total or length == size:
             return ids[: int(np.searchsorted(sums, top_p * total)) + 1]
         length = min(length * _SHORTLIST_GROWTH, size)
 
 
-def _best(scaled: Row, length: int) -> Ids:
+def best_ids(scaled: Row, length: int) -> Ids:
+    """The ids of the ``length`` largest numbers, largest first, equal ones by id."""
     if length < len(scaled):
         threshold = np.partition(scaled, len(scaled) - length)[len(scaled) - length]
         ids = np.flatnonzero(scaled >= threshold)

@@ -6,72 +6,25 @@ requests that want 1, then the other running ones, then waiting ones, always old
 
 Everything unfinished stands in one line by arrival; the running requests are the head of that line. Admission and
 preemption only move the cut, so no request overtakes another, and the oldest is never preempted and always advances.
+
+What was computed is used again: a request starts behind the cached blocks that begin like it, a further choice behind
+the prompt of the first, and one that was swapped out where it stood.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from http import HTTPStatus
 
-from inference.config import InvalidConfig
 from inference.engine.block_pool import BlockPool
-from inference.engine.request import Request, RequestRefused, Status
-from inference.protocol import Failure, FinishReason
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """What one step may hold, and where a sequence ends.
-
-    ``long_prefill_tokens`` caps the tokens of one request in one step, so that a long prompt neither stretches the
-    step for those that decode nor takes the whole budget. ``max_model_len`` counts prompt and output.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    long_prefill_tokens: int
-    max_model_len: int
-    eos_token_ids: frozenset[int]
-
-    def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "long_prefill_tokens", "max_model_len"):
-            if getattr(self, name) < 1:
-                raise InvalidConfig(f"{name}={getattr(self, name)} must be at least 1.")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise InvalidConfig(
-                f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least "
-                f"max_num_seqs={self.max_num_seqs}, so that every running sequence can decode."
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedRow:
-    """``num_tokens`` tokens of one request from position ``start``; the last row of a sequence ``samples``."""
-
-    request: Request
-    start: int
-    num_tokens: int
-    samples: bool
-    epoch: int = 0
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether the request was preempted or ended after the row was planned."""
-        return self.epoch != self.request.epoch
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """The rows of one step, at most one per request: all that crosses to the runner."""
-
-    rows: tuple[PlannedRow, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that the step computes."""
-        return sum(row.num_tokens for row in self.rows)
+from inference.engine.limits import SchedulerLimits, resolve_max_tokens
+from inference.engine.plan import Move, MoveKind, PlannedRow, StepPlan
+from inference.engine.prefix_cache import extend_chain, start_chain
+from inference.engine.request import Request, Status
+from inference.engine.start import Start, find_start
+from inference.engine.swap import PreemptionCosts, SwapSpace
+from inference.planner.memory import can_admit
+from inference.protocol import FinishReason
 
 
 class Scheduler:
@@ -81,14 +34,27 @@ class Scheduler:
     is never committed (its step failed) is simply made again.
     """
 
-    def __init__(self, limits: SchedulerLimits, block_pool: BlockPool) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        block_pool: BlockPool,
+        *,
+        version: str | None = None,
+        costs: PreemptionCosts | None = None,
+    ) -> None:
+        """``version`` names what computes the blocks, for the root of the prefix cache; None: nothing is cached."""
         self._limits = limits
         self._pool = block_pool
+        self._version = version
+        self._moves: deque[Move] = deque()
+        self.swap = SwapSpace()
+        self.costs = costs or PreemptionCosts()
         # Both in arrival order, everything running older than everything waiting.
         self._running: OrderedDict[str, Request] = OrderedDict()
         self._waiting: OrderedDict[str, Request] = OrderedDict()
         self._num_added = 0
         self._num_preemptions = 0
+        self._num_swaps = 0
 
     @property
     def num_running(self) -> int:
@@ -111,6 +77,11 @@ class Scheduler:
         return self._num_preemptions
 
     @property
+    def num_swaps(self) -> int:
+        """How many of them kept what was computed in swap space."""
+        return self._num_swaps
+
+    @property
     def max_sequence_tokens(self) -> int:
         """The longest prompt and output together that can ever run here."""
         return min(self._limits.max_model_len, self._pool.num_slots)
@@ -128,6 +99,8 @@ class Scheduler:
         if request.id in self:
             raise ValueError(f"Request {request.id} is already here; finish or abort it first.")
         request.max_output_tokens = self._resolve_max_tokens(request)
+        if self._version is not None:
+            request.chain = start_chain(self._version, request.cache_salt)
         self._num_added += 1
         request.arrival = self._num_added
         self._waiting[request.id] = request
@@ -141,17 +114,16 @@ class Scheduler:
         """
         rows: list[PlannedRow] = []
         budget = self._limits.max_num_batched_tokens
-        for request in self._claims():
-            num_tokens = min(
-                request.num_uncomputed_tokens, self._limits.long_prefill_tokens, budget
-            )
-            samples = num_tokens == request.num_uncomputed_tokens
+        for request in self._claims(rows):
+            wanted = request.num_uncomputed_tokens
+            num_tokens = min(wanted, self._limits.long_prefill_tokens, budget)
+            samples = num_tokens == wanted
             start = request.num_computed_tokens
             rows.append(PlannedRow(request, start, num_tokens, samples, request.epoch))
             budget -= num_tokens
             if budget == 0:  # Asking for the next claim would admit a request that gets no token.
                 break
-        return StepPlan(tuple(rows))
+        return StepPlan(tuple(rows), self._moves)
 
     def commit(self, plan: StepPlan, token_ids: Mapping[str, int]) -> list[Request]:
         """Record that ``plan`` was computed, and which token each sampling row gave.
@@ -168,7 +140,10 @@ class Scheduler:
         for row in rows:
             _check_result(row, token_ids)
         for row in rows:
-            row.request.num_computed_tokens += row.num_tokens
+            request = row.request
+            request.num_computed_tokens += row.num_tokens
+            if request.num_computed_tokens // self._pool.block_size > request.num_kept_blocks:
+                self._keep(request)
         sampled = [row.request for row in rows if row.samples]
         for request in sampled:
             self._append(request, token_ids[request.id])
@@ -178,55 +153,40 @@ class Scheduler:
         """End a request for a reason found outside, such as a stop string; False if it is not here."""
         return self._end(request_id, Status.FINISHED, reason)
 
-    def abort(self, request_id: str) -> bool:
-        """End a request without an answer, whatever its state; False if it is not here."""
+    def abort(self, request_id: str, *, is_broken: bool = False) -> bool:
+        """End a request without an answer, whatever its state; False if it is not here.
+
+        Nobody begins behind the blocks of one that ``is_broken``.
+        """
+        if is_broken and request_id in self._running:
+            self._pool.forget(self._running[request_id].block_table)
         return self._end(request_id, Status.ABORTED, None)
 
     def check_integrity(self) -> None:
-        """Compare the block pool with the block tables; meant for idle moments and tests.
+        """Compare block pool and swap space with those who hold some; meant for idle moments and tests.
 
         Raises:
-            BrokenPool: they disagree.
+            RuntimeError: they disagree.
         """
         requests = [*self._running.values(), *self._waiting.values()]
         self._pool.check_integrity(request.block_table for request in requests)
+        self.swap.check_integrity(request.swap_slots for request in requests)
 
     def _resolve_max_tokens(self, request: Request) -> int:
-        num_prompt_tokens = request.num_prompt_tokens
-        if num_prompt_tokens < 1:
-            raise _refusal("empty_prompt", request.prompt_param, "The prompt has no tokens.")
-        room = self.max_sequence_tokens - num_prompt_tokens
-        asked = request.sampling.max_tokens
-        if room < 1:
-            raise _too_long(
-                request.prompt_param,
-                f"{request.prompt_param} has {num_prompt_tokens} tokens and the answer needs at least 1, "
-                f"but {self._describe_limit()}. Shorten {request.prompt_param} by at least {1 - room} tokens.",
-            )
-        if asked is not None and asked > room:
-            raise _too_long(
-                "max_tokens",
-                f"{request.prompt_param} has {num_prompt_tokens} tokens and max_tokens={asked}, "
-                f"together {num_prompt_tokens + asked}, but {self._describe_limit()}. "
-                f"Lower max_tokens to at most {room}, or shorten {request.prompt_param}.",
-            )
-        return room if asked is None else asked
+        return resolve_max_tokens(request, self._limits, self._pool.num_slots)
 
-    def _describe_limit(self) -> str:
-        context = self._limits.max_model_len
-        if context <= self._pool.num_slots:
-            return f"the context holds {context}"
-        return f"the KV cache of this engine holds {self._pool.num_slots} (the context {context})"
+    def _claims(self, rows: list[PlannedRow]) -> Iterator[Request]:
+        """Running and newly admitted requests in the order of their claims, each with blocks for its tokens.
 
-    def _claims(self) -> Iterator[Request]:
-        """Running and newly admitted requests in the order of their claims, each with blocks for its tokens."""
+        ``rows`` are those that the claims before led to.
+        """
         # Stable: arrival order among those that decode, and among those that are still being prefilled.
         running = sorted(self._running.values(), key=lambda each: each.num_uncomputed_tokens > 1)
         for request in running:
             if request.status is Status.RUNNING and self._grow(request):
                 yield request
         # Whoever just gave its blocks away heads the line, and is not back at once: fewer are free than it needs.
-        yield from self._admissions()
+        yield from self._admissions(rows)
 
     def _grow(self, request: Request) -> bool:
         """Give ``request`` blocks for all its tokens, if need be those of the youngest; False if it is itself that.
@@ -234,47 +194,147 @@ class Scheduler:
         Only decoding requests grow here, since admission covers a whole sequence. So whoever gives way has no row
         in the step yet: it is younger, or still being prefilled. The oldest gives way only to a pool that is to grow.
         """
-        missing = self._missing_blocks(request)
-        while missing > self._pool.num_free:
+        if self._has_its_blocks(request):
+            return True
+        while self._missing_blocks(request) > self._pool.num_free:
             if self._preempt_youngest() is request:
                 return False
-        request.block_table.extend(self._pool.allocate(missing))
+        self._take_blocks(request)
         return True
 
-    def _admissions(self) -> Iterator[Request]:
+    def _admissions(self, rows: list[PlannedRow]) -> Iterator[Request]:
         while self._waiting and len(self._running) < self._limits.max_num_seqs:
             request = next(iter(self._waiting.values()))
-            if not self._has_room_for(request):
+            start = find_start(request, self._pool)
+            if self._awaits_another(request, start, rows) or not self._has_room_for(request, start):
                 return
             del self._waiting[request.id]
             self._running[request.id] = request
-            request.status = Status.RUNNING
-            request.block_table.extend(self._pool.allocate(self._missing_blocks(request)))
+            self._admit(request, start)
             yield request
 
-    def _has_room_for(self, request: Request) -> bool:
+    def _awaits_another(self, request: Request, start: Start, rows: list[PlannedRow]) -> bool:
+        """Whether ``request`` would compute what an older one, which runs, is just computing: then it waits for it.
+
+        That is the prompt of its first choice, or a good number of blocks that it begins with.
+        """
+        parent = request.parent
+        if parent is not None and parent.status is Status.RUNNING:
+            return parent.num_computed_tokens < parent.num_prompt_tokens
+        size = self._pool.block_size
+        first = start.num_tokens // size
+        last = first + self._pool.blocks_for(self._limits.worth_waiting_tokens)
+        # Equal digests of one block mean that all before it are equal too.
+        wanted = request.chain[last : last + 1]
+        return bool(wanted) and any(
+            each.request.chain[last : last + 1] == wanted
+            for each in rows
+            if each.num_tokens > 1 and each.start // size <= first
+        )
+
+    def _has_room_for(self, request: Request, start: Start) -> bool:
         """Whether the whole sequence fits now, with a free block left for each running one and itself.
 
         Without that reserve, a request would be admitted into the last free blocks, lose them in the next steps
         to those that decode, and be computed again and again.
         """
-        reserve = len(self._running) + 1 if self._running else 0
-        return self._missing_blocks(request) + reserve <= self._pool.num_free
+        pool = self._pool
+        # Idle blocks count as free until they are used again; a block that is written to in part is copied.
+        num_held = sum(not pool.cache.is_idle(block_id) for block_id in start.blocks)
+        num_copied = start.num_tokens % pool.block_size > 0
+        missing = pool.blocks_for(len(request.tokens)) - num_held + num_copied
+        return can_admit(missing, num_free=pool.num_free, num_running=len(self._running))
+
+    def _admit(self, request: Request, start: Start) -> None:
+        """Have ``request`` begin at ``start``, or where it was swapped out, whichever is further."""
+        self._pool.reuse(start.blocks)
+        request.block_table = list(start.blocks)
+        request.num_kept_blocks = start.num_kept
+        if request.status is Status.WAITING and request.choice == 0:
+            request.num_cached_tokens = start.num_tokens
+        request.num_computed_tokens = max(request.num_computed_tokens, start.num_tokens)
+        request.status = Status.RUNNING
+        self._take_blocks(request)
+        if request.swap_slots:
+            self._swap_in(request, len(start.blocks))
+
+    def _take_blocks(self, request: Request) -> None:
+        """Have ``request`` hold blocks for all its tokens, and alone the one that it writes to next."""
+        table, index = request.block_table, self._shared_index(request)
+        if index is not None:
+            [own] = self._pool.allocate(1)
+            self._moves.append(Move(MoveKind.COPY, table[index], own))
+            self._pool.release([table[index]])
+            table[index] = own
+        table.extend(self._pool.allocate(self._missing_blocks(request)))
+
+    def _has_its_blocks(self, request: Request) -> bool:
+        """Whether nothing is missing, as in nearly every step of a request that decodes."""
+        table, size = request.block_table, self._pool.block_size
+        if len(request.tokens) > len(table) * size:
+            return False
+        return not self._pool.is_shared(table[request.num_computed_tokens // size])
 
     def _missing_blocks(self, request: Request) -> int:
-        return self._pool.blocks_for(len(request.tokens)) - len(request.block_table)
+        missing = self._pool.blocks_for(len(request.tokens)) - len(request.block_table)
+        return missing + (self._shared_index(request) is not None)
+
+    def _shared_index(self, request: Request) -> int | None:
+        """Where in the table the next token is written to a block that others read; None if it is not."""
+        index = request.num_computed_tokens // self._pool.block_size
+        table = request.block_table
+        return index if index < len(table) and self._pool.is_shared(table[index]) else None
+
+    def _keep(self, request: Request) -> None:
+        """Cache the blocks that ``request`` has filled.
+
+        Each only behind a cached one, which may have been forgotten since.
+        """
+        num_full = request.num_computed_tokens // self._pool.block_size
+        if not request.chain:
+            return
+        chain, table, size = request.chain, request.block_table, self._pool.block_size
+        extend_chain(chain, request.tokens, num_full, size)
+        for index in range(request.num_kept_blocks, num_full):
+            parent = table[index - 1] if index else None
+            if parent is not None and self._pool.cache.digest_of(parent) != chain[index]:
+                return
+            table[index] = self._pool.keep(table[index], chain[index + 1], parent)
+            request.num_kept_blocks = index + 1
 
     def _preempt_youngest(self) -> Request:
         if len(self._running) == 1 and not self._pool.can_grow:
             raise RuntimeError("The oldest request does not fit the pool; it should not be here.")
         _, request = self._running.popitem()
+        slots = self._find_slots(request)
+        num_computed = request.num_computed_tokens if slots else 0
+        for slot, block_id in zip(slots, request.block_table, strict=False):
+            self._moves.append(Move(MoveKind.SWAP_OUT, block_id, slot))
         self._release(request)
+        request.swap_slots, request.num_computed_tokens = slots, num_computed
+        self._num_swaps += bool(slots)
         request.status = Status.PREEMPTED
         request.num_preemptions += 1
         self._num_preemptions += 1
         self._waiting[request.id] = request
         self._waiting.move_to_end(request.id, last=False)
         return request
+
+    def _find_slots(self, request: Request) -> list[int]:
+        """Swap slots for what ``request`` has computed; none where it is to be computed again."""
+        num_tokens = request.num_computed_tokens
+        num_blocks = self._pool.blocks_for(num_tokens)
+        return (
+            self.swap.allocate(num_blocks) if self.costs.prefer_swap(num_tokens, num_blocks) else []
+        )
+
+    def _swap_in(self, request: Request, num_reused: int) -> None:
+        """Bring back what ``request`` had computed, but for the blocks that it found in use."""
+        slots = request.swap_slots
+        for slot, block_id in list(zip(slots, request.block_table, strict=False))[num_reused:]:
+            self._moves.append(Move(MoveKind.SWAP_IN, slot, block_id))
+        self.swap.release(slots)
+        request.swap_slots = []
 
     def _append(self, request: Request, token_id: int) -> None:
         request.tokens.append(token_id)
@@ -295,8 +355,9 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         """Take the blocks back, free in the same step, and make results that are under way worthless."""
         self._pool.release(request.block_table)
-        request.block_table = []
-        request.num_computed_tokens = 0
+        self.swap.release(request.swap_slots)
+        request.block_table, request.swap_slots = [], []
+        request.num_computed_tokens = request.num_kept_blocks = 0
         request.epoch += 1
 
 
@@ -310,11 +371,3 @@ def _check_result(row: PlannedRow, token_ids: Mapping[str, int]) -> None:
         raise ValueError(
             f"Request {row.request.id} has no token; abort it before the commit if it failed."
         )
-
-
-def _too_long(param: str, message: str) -> RequestRefused:
-    return _refusal("context_length_exceeded", param, message)
-
-
-def _refusal(code: str, param: str, message: str) -> RequestRefused:
-    return RequestRefused(Failure(code, message, HTTPStatus.BAD_REQUEST, param))

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +61,16 @@ class _Named:
     name: str
     rows: int
     columns: int
+
+
+class WeightSource(Protocol):
+    """Where the weights of a model come from, by name; a ``WeightFile`` is one."""
+
+    def read(self, name: str, *shape: int) -> Tensor:
+        """A tensor in floats."""
+
+    def read_stored(self, name: str, *shape: int) -> StoredWeight:
+        """A matrix as it is stored."""
 
 
 class NativeDecoder:
@@ -123,10 +133,8 @@ class NativeDecoder:
             num_threads=num_threads,
         )
         with WeightFile(artifact) as file:
-            decoder._load_weights(file, family)
+            decoder.pack(file, family, num_positions=num_positions)
             file.check_all_read()
-        decoder._set_rope(num_positions)
-        library.call("finish", decoder._handle)
         logger.info(
             "weights packed artifact=%s family=%s floats_as=%s kernel=%s stored=%s bytes=%d seconds=%.2f",
             artifact.name,
@@ -138,6 +146,12 @@ class NativeDecoder:
             time.monotonic() - started_at,
         )
         return decoder
+
+    def pack(self, weights: WeightSource, family: Family, *, num_positions: int) -> None:
+        """Take every weight of the model, once and for all; before the first step."""
+        self._load_weights(weights, family)
+        self._set_rope(num_positions)
+        self._library.call("finish", self._handle)
 
     @property
     def packed_bytes(self) -> int:
@@ -190,7 +204,7 @@ class NativeDecoder:
         self._library.call("step", self._handle, ctypes.byref(native))
         return logits[:, :vocab_size]
 
-    def _load_weights(self, file: WeightFile, family: Family) -> None:
+    def _load_weights(self, file: WeightSource, family: Family) -> None:
         model = self.model
         hidden, inner, vocab = model.hidden_size, model.intermediate_size, model.vocab_size
         queries, keys = (heads * model.head_dim for heads in (model.num_heads, model.num_kv_heads))
@@ -217,11 +231,13 @@ class NativeDecoder:
             ):
                 self._set_matrices(file, layer, with_one_input)
 
-    def _set_norm(self, file: WeightFile, layer: int, norm: Norm, name: str) -> None:
+    def _set_norm(self, file: WeightSource, layer: int, norm: Norm, name: str) -> None:
         scale = file.read(name, self.model.hidden_size).to(torch.float32).contiguous()
         self._library.call("set_norm", self._handle, layer, norm, scale.data_ptr())
 
-    def _set_matrices(self, file: WeightFile, layer: int, with_one_input: Sequence[_Named]) -> None:
+    def _set_matrices(
+        self, file: WeightSource, layer: int, with_one_input: Sequence[_Named]
+    ) -> None:
         """Pack matrices that are multiplied with the same rows, and so quantise them in the same groups."""
         stored = [file.read_stored(each.name, each.rows, each.columns) for each in with_one_input]
         groups = [group for each in stored if (group := _group_size(each))]

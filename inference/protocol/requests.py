@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Self
+from typing import Any, Self
 
-from inference.protocol.sampling import SamplingParams
-from inference.protocol.text import dumps
+from inference.protocol.sampling import InvalidParameter, SamplingParams
+from inference.protocol.text import dumps, without_defaults
+
+MAX_CHOICES = 8
+# What a slot of the last release does not know goes only where it says something.
+_NEW_FIELDS: Mapping[str, Any] = {"n": 1, "cache_salt": "", "score_text": None}
+_NEW_SAMPLING_FIELDS: Mapping[str, Any] = {"logprobs": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,10 @@ class GenerateRequest:
     Exactly one of ``messages``, ``prompt`` and ``prompt_token_ids`` is set. ``id`` is made by the gateway, never
     taken from the caller. ``deadline_s`` counts from the moment the request is queued. ``unset`` names the parameters of
     ``sampling`` that the caller left out, so that the version that answers may fill them.
+
+    ``n`` answers are drawn, each with noise of its own. ``cache_salt`` keeps the prompt's cached blocks from other
+    callers; the gateway makes it, never the caller. Where ``score_text`` is set, nothing is generated: it is the answer,
+    and the version tells how probable it finds each of its tokens.
     """
 
     id: str
@@ -40,10 +49,21 @@ class GenerateRequest:
     user: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     unset: tuple[str, ...] = ()
+    n: int = 1
+    cache_salt: str = ""
+    score_text: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n <= MAX_CHOICES:
+            raise InvalidParameter(
+                "n", f"n={self.n} is out of range; it must be at least 1 and at most {MAX_CHOICES}."
+            )
 
     def to_json(self) -> str:
         """The body kept in ``req:{id}`` while the request lives."""
-        return dumps(asdict(self))
+        data = without_defaults(asdict(self), _NEW_FIELDS)
+        data["sampling"] = without_defaults(data["sampling"], _NEW_SAMPLING_FIELDS)
+        return dumps(data)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
@@ -66,7 +86,8 @@ class QueueEntry:
 
     Times are milliseconds of the Redis server's clock, which all processes share. An empty ``gateway`` means that
     nobody waits for the rows (a shadow copy, a golden replay). ``attempt`` is how often the request was delivered in
-    queues it has been moved from; generation and arm stay as they were when it came.
+    queues it has been moved from; generation and arm stay as they were when it came. ``rollout`` is what a copy was
+    made for.
     """
 
     id: str
@@ -76,6 +97,7 @@ class QueueEntry:
     generation: int
     arm: str
     attempt: int = 0
+    rollout: str = ""
 
     def to_fields(self) -> dict[str, str]:
         """Stream fields of the entry."""
@@ -92,6 +114,7 @@ class QueueEntry:
             generation=int(fields["generation"]),
             arm=fields["arm"],
             attempt=int(fields.get("attempt", 0)),
+            rollout=fields.get("rollout", ""),
         )
 
     def count_attempts(self, deliveries: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
-from inference.protocol.text import dumps
+from inference.protocol.text import dumps, known_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,9 @@ class Route:
     """Where the requests of an endpoint go: the whole state, so that applying it twice changes nothing.
 
     Versions are named ``model/number``. ``generation`` rises with every change within one ``incarnation`` of the
-    endpoint. ``canary_bp`` of 10,000 sticky buckets go to the candidate.
+    endpoint. ``canary_bp`` of 10,000 sticky buckets go to the candidate. While a ``rollout`` (its id, and then the salt of
+    the buckets as well) holds the candidate, ``shadow_bp`` of 10,000 requests are copied to it, ``self_bp`` are answered
+    by the live version a second time, and the answers of ``score_bp`` are given to the candidate to be scored.
     """
 
     endpoint: str
@@ -29,6 +31,10 @@ class Route:
     queue_cap: int = 256
     deadline_s: float = 300.0
     store_texts: bool = False
+    rollout: str = ""
+    shadow_bp: int = 0
+    self_bp: int = 0
+    score_bp: int = 0
 
     def to_json(self) -> str:
         """What is published to Redis."""
@@ -36,8 +42,8 @@ class Route:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Rebuild from ``to_json``."""
-        return cls(**json.loads(text))
+        """Rebuild from ``to_json``, also of another release."""
+        return cls(**known_fields(cls, json.loads(text)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,8 @@ class Resident:
 
     ``role`` is ``live``, ``previous``, ``candidate`` or ``retired``. It says how much memory the version is given and
     who yields when slots are short; it decides no answer, so a change of role alone never loads anything again.
+    ``runtime`` is the directory of the virtual environment that it runs under, empty for the slot's own, and
+    ``runtime_digest`` what was installed there when the version was registered.
     """
 
     endpoint: str
@@ -53,6 +61,8 @@ class Resident:
     artifact: str
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     role: str = "live"
+    runtime: str = ""
+    runtime_digest: str = ""
 
     def is_same_load(self, other: Resident) -> bool:
         """Whether a slot that loaded ``other`` holds this one too."""

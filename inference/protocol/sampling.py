@@ -10,6 +10,7 @@ from enum import StrEnum
 MAX_STOP_STRINGS = 4
 MAX_STOP_LENGTH = 64
 MAX_LOGIT_BIAS = 300
+MAX_LOGPROBS = 20
 DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # by a version
 
 
@@ -36,6 +37,10 @@ class SamplingParams:
     ``max_tokens`` None means: as many as the context has room for. ``top_k`` 0 and ``min_p`` 0 are off.
     ``seed`` None draws a fresh one per request. ``presence_penalty`` and ``frequency_penalty`` count output
     tokens, ``repetition_penalty`` prompt and output.
+
+    ``logprobs`` None is off; else each token comes with its log-probability and those of so many of the best ones
+    beside it. They are the model's own: the logarithm of the softmax of its logits as they are, before any bias,
+    penalty, temperature or cut.
     """
 
     max_tokens: int | None = None
@@ -50,6 +55,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     ignore_eos: bool = False
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -63,6 +69,8 @@ class SamplingParams:
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_range("repetition_penalty", self.repetition_penalty, 0.0, 10.0, low_is_open=True)
+        if self.logprobs is not None:
+            _check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         self._check_stop()
         self._check_logit_bias()
 

@@ -17,8 +17,8 @@ import redis
 REFUSALS = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 MAX_VIOLATIONS_TOLD = 10
 
-# (version, prompt, number of tokens) -> the whole answer
-Golden = Callable[[str, str, int], str]
+# (version, prompt, number of tokens asked for, choice) -> the whole answer
+Golden = Callable[[str, str, int, int], str]
 
 
 class Outcome(StrEnum):
@@ -31,10 +31,18 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Further:
+    """A choice beside the first one."""
+
+    text: str = ""
+    finish_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """One request as its client saw it; times are seconds of ``time.monotonic()``.
 
-    ``version`` and ``generation`` are those of the reply's header, empty where there was none.
+    It asked for ``num_choices``; ``text`` and ``finish_reason`` are the first one's. ``version`` and ``generation`` are those of the reply's header, empty where there was none.
     """
 
     number: int
@@ -53,6 +61,14 @@ class Record:
     text: str = ""
     finish_reason: str = ""
     is_done: bool = False
+    num_choices: int = 1
+    further: tuple[Further, ...] = ()
+
+    def choice(self, index: int) -> Further:
+        """What came of a choice; nothing of one that never came."""
+        if index == 0:
+            return Further(self.text, self.finish_reason)
+        return self.further[index - 1] if index <= len(self.further) else Further()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +138,11 @@ def check(
     report = Report(Counter(record.outcome for record in records))
     report.violations += _check_completeness(records, num_sent)
     for record in records:
-        problems = [*_check_end(record, may_be_cut=may_be_cut), *_check_text(record, golden)]
+        problems = [
+            *_check_end(record, may_be_cut=may_be_cut),
+            *_check_choices(record),
+            *_check_text(record, golden),
+        ]
         if timeline is not None and record.version and not timeline.may_serve(record):
             problems.append(f"served by {record.version}, not live at {record.generation} or later")
         report.violations += [f"request {record.number}: {problem}" for problem in problems]
@@ -154,17 +174,31 @@ def _check_end(record: Record, *, may_be_cut: bool) -> Iterator[str]:
         yield "failed without a code"
 
 
+def _check_choices(record: Record) -> Iterator[str]:
+    """An answer that is ok has as many ends as it was asked choices for."""
+    if record.outcome is not Outcome.OK:
+        return
+    if len(record.further) > record.num_choices - 1:
+        yield f"{1 + len(record.further)} choices of {record.num_choices}"
+    for index in range(1, record.num_choices):
+        if not record.choice(index).finish_reason:
+            yield f"said ok without the end of choice {index}"
+
+
 def _check_text(record: Record, golden: Golden) -> Iterator[str]:
-    """A whole answer equals its golden one, and any other is a beginning of it."""
+    """A whole answer equals its golden one in each choice, and any other is a beginning of it."""
     if not record.version:
         if record.text:
             yield "an answer without a version"
         return
-    expected = golden(record.version, record.prompt, record.num_tokens)
-    if record.outcome is Outcome.OK and record.text != expected:
-        yield f"answered {_shorten(record.text)}, golden of {record.version} is {_shorten(expected)}"
-    elif not expected.startswith(record.text):
-        yield f"began {_shorten(record.text)}, golden of {record.version} is {_shorten(expected)}"
+    for index in range(record.num_choices):
+        text = record.choice(index).text
+        expected = golden(record.version, record.prompt, record.num_tokens, index)
+        told = f"golden of {record.version} is {_shorten(expected)}"
+        if record.outcome is Outcome.OK and text != expected:
+            yield f"answered {_shorten(text)}, {told}"
+        elif not expected.startswith(text):
+            yield f"began {_shorten(text)}, {told}"
 
 
 def find_leftovers(connection: redis.Redis) -> list[str]:

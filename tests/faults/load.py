@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import httpx
 
-from tests.faults.history import REFUSALS, Outcome, Record
+from tests.faults.history import REFUSALS, Further, Outcome, Record
 
 # It writes a line per request, which would bury a failed test's report.
 logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -61,11 +61,13 @@ class Load:
         """How many have no outcome yet."""
         return len(self._tasks)
 
-    def send(self, words: str = "count", *, num_tokens: int | None = None) -> asyncio.Task[Record]:
-        """Send one request now, with a prompt that no other has."""
+    def send(
+        self, words: str = "count", *, num_tokens: int | None = None, n: int = 1
+    ) -> asyncio.Task[Record]:
+        """Send one request for ``n`` choices now, with a prompt that no other has."""
         number = next(self._numbers)
         self.num_sent += 1
-        sending = self._send(number, f"{words} {number}", num_tokens or self._num_tokens)
+        sending = self._send(number, f"{words} {number}", num_tokens or self._num_tokens, n)
         task = asyncio.create_task(sending)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -86,12 +88,13 @@ class Load:
             await asyncio.gather(*self._tasks)
         return self.records
 
-    async def _send(self, number: int, prompt: str, num_tokens: int) -> Record:
-        reading = Reading(number, prompt, num_tokens)
+    async def _send(self, number: int, prompt: str, num_tokens: int, n: int) -> Record:
+        reading = Reading(number, prompt, num_tokens, n)
         body = {
             "model": self._endpoint,
             "messages": [{"role": "user", "content": prompt}],
             "max_tokens": num_tokens,
+            "n": n,
             "temperature": 0,
             "stream": True,
         }
@@ -136,10 +139,10 @@ async def measure_capacity(
 class Reading:
     """One reply, as far as it came."""
 
-    def __init__(self, number: int, prompt: str, num_tokens: int) -> None:
+    def __init__(self, number: int, prompt: str, num_tokens: int, n: int = 1) -> None:
         now = time.monotonic()
-        self._record = Record(number, prompt, num_tokens, now, now, Outcome.UNKNOWN)
-        self._texts: list[str] = []
+        self._record = Record(number, prompt, num_tokens, now, now, Outcome.UNKNOWN, num_choices=n)
+        self._choices: dict[int, Further] = {}
         self._has_error = False
 
     async def read(self, response: httpx.Response) -> None:
@@ -167,9 +170,12 @@ class Reading:
 
     def record(self) -> Record:
         """What it came to."""
-        self._note(
-            outcome=self._outcome(), completed_at=time.monotonic(), text="".join(self._texts)
+        first, *further = (
+            self._choices.get(index, Further())
+            for index in range(max(self._choices, default=0) + 1)
         )
+        self._note(text=first.text, finish_reason=first.finish_reason, further=tuple(further))
+        self._note(outcome=self._outcome(), completed_at=time.monotonic())
         return self._record
 
     def _note(self, **fields: Any) -> None:
@@ -192,9 +198,11 @@ class Reading:
         if not self._record.id:
             self._note(id=event["id"])
         for choice in event["choices"]:
-            self._texts.append(choice["delta"].get("content") or "")
-            if choice["finish_reason"]:
-                self._note(finish_reason=choice["finish_reason"])
+            before = self._choices.get(choice["index"], Further())
+            self._choices[choice["index"]] = Further(
+                before.text + (choice["delta"].get("content") or ""),
+                choice["finish_reason"] or before.finish_reason,
+            )
 
     def _outcome(self) -> Outcome:
         """As careless a client as there is: either sign of an end is one, and the checker asks for both."""

@@ -8,13 +8,14 @@ import signal
 import pytest
 
 from tests.faults.history import Outcome, check
-from tests.faults.instance import OLD, Instance, slot_of
+from tests.faults.instance import OLD, Instance
 from tests.faults.load import Load
 from tests.faults.operator import count_delivered, wait_until_drained
+from tests.faults.states import slot_of
 from tests.inference.slot_process import wait_until
 
 MAX_REQUESTS = 32
-NUM_STREAMS = 30
+NUM_STREAMS = 20
 LONG = 200
 
 pytestmark = pytest.mark.slow
@@ -23,8 +24,8 @@ pytestmark = pytest.mark.slow
 async def test_every_stream_of_a_killed_slot_ends_whole_or_visibly(instance: Instance) -> None:
     slot = slot_of(instance.endpoint(), OLD)
     async with Load(instance.run, num_tokens=LONG) as load:
-        for _ in range(NUM_STREAMS):
-            load.send()
+        for number in range(NUM_STREAMS):
+            load.send(n=1 + number % 2)
         await asyncio.to_thread(wait_until, lambda: count_delivered(instance, OLD) == NUM_STREAMS)
         await asyncio.sleep(0.5)
         killed = instance.send(slot, signal.SIGKILL)

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from tests.faults.history import Outcome, Record, Report, Timeline, check
+from tests.faults.history import Further, Outcome, Record, Report, Timeline, check
 from tests.inference.instant_engine import golden_text
 
 OLD, NEW = "m/1", "m/2"
 
 
-def golden(version: str, prompt: str, num_tokens: int) -> str:
-    return golden_text(num_tokens, voice=version, prompt=prompt)
+def golden(version: str, prompt: str, num_tokens: int, choice: int = 0) -> str:
+    return golden_text(num_tokens + choice, voice=version, prompt=prompt, choice=choice)
 
 
 def ok(number: int, *, version: str = OLD, generation: int = 1, at: float = 1.0) -> Record:
@@ -41,13 +41,16 @@ REFUSED = Record(8, "count 8", 3, 6.0, 6.1, Outcome.REFUSED, status=429, retry_a
 FAILED = replace(
     ok(9), outcome=Outcome.FAILED, code="slot_lost", text="", finish_reason="", is_done=False
 )
-# 0 before the change, 1 moved by it, 2 after it; one refused, one failed.
+SECOND = Further(golden(OLD, "count 5", 3, 1), "length")
+TWO = replace(ok(5), num_choices=2, further=(SECOND,))
+# 0 before the change, 1 moved by it, 2 after it; one refused, one failed, one of two choices.
 HISTORY = [
     ok(0),
     ok(1, version=NEW, at=9.5),
     ok(2, version=NEW, generation=2, at=12.0),
     REFUSED,
     FAILED,
+    TWO,
 ]
 
 
@@ -66,7 +69,7 @@ def test_a_clean_history_is_clean_and_counted() -> None:
     report = judge(HISTORY)
 
     assert report.is_clean, report
-    assert report.counts == {Outcome.OK: 3, Outcome.REFUSED: 1, Outcome.FAILED: 1}
+    assert report.counts == {Outcome.OK: 4, Outcome.REFUSED: 1, Outcome.FAILED: 1}
 
 
 def mutate(index: int, **changes: object) -> list[Record]:
@@ -106,6 +109,24 @@ MUTANTS: dict[str, tuple[Callable[[], list[Record]], str]] = {
     "a failure without a code": (lambda: mutate(4, code=""), "without a code"),
     "an answer without a version": (lambda: mutate(0, version=""), "without a version"),
     "one answered under the id of another": (lambda: mutate(0, id=HISTORY[1].id), "2 times"),
+    "a choice without an end": (
+        lambda: mutate(5, further=(replace(SECOND, finish_reason=""),)),
+        "without the end of choice 1",
+    ),
+    "a choice that never came": (lambda: mutate(5, further=()), "without the end of choice 1"),
+    "a choice that nobody asked for": (lambda: mutate(0, further=(SECOND,)), "2 choices of 1"),
+    "a truncated choice": (
+        lambda: mutate(5, further=(replace(SECOND, text=golden(OLD, "count 5", 2, 1)),)),
+        "golden of",
+    ),
+    "two choices that say the same": (
+        lambda: mutate(5, further=(replace(SECOND, text=TWO.text),)),
+        "golden of",
+    ),
+    "a choice of a failed answer that began wrongly": (
+        lambda: mutate(4, num_choices=2, further=(Further("nonsense"),)),
+        "began",
+    ),
     "a request with two outcomes": (lambda: [*HISTORY, HISTORY[0]], "2 outcomes"),
     "a request without outcome": (lambda: HISTORY[1:], "have an outcome"),
     "a refusal without Retry-After": (lambda: mutate(3, retry_after=""), "Retry-After"),

@@ -105,6 +105,81 @@ def test_a_seed_repeats_its_answer_and_another_one_does_not(client: openai.OpenA
     assert len({tell(seed) for seed in range(1, 5)}) > 1
 
 
+def test_choices_differ_and_the_first_is_the_answer_of_one(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Write a line about rain."}],
+        "max_tokens": 24,
+        "temperature": 1.0,
+        "seed": 3,
+    }
+    one = client.chat.completions.create(**asked)
+    three = client.chat.completions.create(**asked, n=3)
+    streamed: dict[int, str] = {}
+    reasons: dict[int, str] = {}
+    for chunk in client.chat.completions.create(**asked, n=3, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] = streamed.get(choice.index, "") + (choice.delta.content or "")
+            if choice.finish_reason:
+                reasons[choice.index] = choice.finish_reason
+
+    texts = [choice.message.content for choice in three.choices]
+    assert texts[0] == one.choices[0].message.content
+    assert len(set(texts)) == 3
+    assert streamed == dict(enumerate(texts))
+    assert reasons == {each.index: each.finish_reason for each in three.choices}
+    assert one.usage is not None
+    assert three.usage is not None
+    assert three.usage.prompt_tokens == one.usage.prompt_tokens
+    assert three.usage.completion_tokens > one.usage.completion_tokens
+
+
+def test_log_probabilities_are_those_of_the_text_streamed_and_not(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Reply with only this emoji: 🙂🎉"}],
+        "max_tokens": 24,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": 3,
+    }
+    whole = client.chat.completions.create(**asked).choices[0]
+    told = whole.logprobs.content if whole.logprobs else None
+    streamed = [
+        token
+        for chunk in client.chat.completions.create(**asked, stream=True)
+        for choice in chunk.choices
+        if choice.logprobs
+        for token in choice.logprobs.content or []
+    ]
+
+    assert told
+    assert streamed == told
+    assert b"".join(bytes(token.bytes or []) for token in told).decode() == whole.message.content
+    for token in told:
+        best = [each.logprob for each in token.top_logprobs]
+        assert token.logprob == best[0] == max(best)  # the answer is a greedy one
+        assert len(best) == 3
+
+
+def test_completions_tell_log_probabilities_in_the_legacy_shape(client: openai.OpenAI) -> None:
+    prompt = "The capital of France is"
+    choice = client.completions.create(
+        model=MODEL, prompt=prompt, max_tokens=8, temperature=0, logprobs=2
+    ).choices[0]
+
+    told = choice.logprobs
+    assert told is not None
+    assert told.tokens
+    assert "".join(told.tokens) == choice.text
+    whole = prompt + choice.text
+    for token, offset in zip(told.tokens, told.text_offset or [], strict=True):
+        assert whole.startswith(token, offset)
+    for logprob, best in zip(told.token_logprobs or [], told.top_logprobs or [], strict=True):
+        assert logprob == max(best.values())
+        assert len(best) == 2
+
+
 def test_an_emoji_is_never_half_delivered(client: openai.OpenAI) -> None:
     question = "Reply with only this emoji: 🙂🎉"
     whole = _ask(client, question)
@@ -116,9 +191,9 @@ def test_an_emoji_is_never_half_delivered(client: openai.OpenAI) -> None:
 
 def test_what_is_not_supported_is_refused_by_name(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        _ask(client, n=2)
+        _ask(client, store=True)
 
-    assert refused.value.param == "n"
+    assert refused.value.param == "store"
 
 
 def test_a_prompt_beyond_the_context_is_refused_with_the_numbers(client: openai.OpenAI) -> None:

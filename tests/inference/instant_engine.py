@@ -1,6 +1,7 @@
 """An engine without a model: token ``i`` of every request is the text ``t{i} ``, at once or after a pause.
 
-With a *voice* the text names the voice and the prompt as well, so that an answer says which version gave it, and to
+Further choices say which they are, and each ends a token later than the one before. A text that is scored has a token a
+word, of which the engine would have said every other one itself. With a *voice* the text names the voice and the prompt as well, so that an answer says which version gave it, and to
 which question. It obeys the same protocol as the real one and fails on demand, by words in the prompt:
 ``poison`` raises in a step, ``die`` ends the process there, ``hang`` never returns, ``refuse`` is refused when it is
 encoded, ``too long`` when it is added, ``nan`` fails alone after two tokens, ``slow`` has no token before ``SLOW_STEPS``.
@@ -20,21 +21,46 @@ from zlib import crc32
 from inference.config import EngineConfig
 from inference.engine.memory import Usage
 from inference.engine.request import RequestRefused, StepOutput
-from inference.protocol import Failure, FinishReason, GenerateRequest, SamplingParams
+from inference.engine.telemetry import ModelCost, Telemetry
+from inference.protocol import (
+    Failure,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    Score,
+    TokenLogprob,
+)
 
 DEFAULT_TOKENS = 8
 SLOW_STEPS = 100
 WORDS = ("poison", "die", "hang", "too long", "nan", "slow")
 
 
-def golden_text(num_tokens: int, *, voice: str = "", prompt: str = "") -> str:
+def golden_text(num_tokens: int, *, voice: str = "", prompt: str = "", choice: int = 0) -> str:
     """The whole answer of that many tokens; without a voice it is the same to every prompt."""
     mark = crc32(prompt.encode())
-    return "".join(_piece(voice, mark, i) for i in range(num_tokens))
+    return "".join(_piece(voice, mark, i, choice) for i in range(num_tokens))
 
 
-def _piece(voice: str, mark: int, index: int) -> str:
-    return f"{voice}.{mark:08x}.{index} " if voice else f"t{index} "
+def golden_logprob(text: str, index: int, num_best: int) -> TokenLogprob:
+    """What comes with a token."""
+    best = [(text, _golden_value(index)), *((f"other{i} ", -1.0 - i) for i in range(num_best))]
+    return TokenLogprob(text, _golden_value(index), tuple(best[:num_best]))
+
+
+def golden_score(text: str) -> Score:
+    """What comes of an answer to be scored."""
+    num_tokens = len(text.split())
+    return Score(tuple(map(_golden_value, range(num_tokens))), (num_tokens + 1) // 2)
+
+
+def _golden_value(index: int) -> float:
+    return -(index + 1) / 8
+
+
+def _piece(voice: str, mark: int, index: int, choice: int) -> str:
+    name = f"{index}#{choice}" if choice else f"{index}"
+    return f"{voice}.{mark:08x}.{name} " if voice else f"t{name} "
 
 
 @dataclass(slots=True)
@@ -45,7 +71,10 @@ class Running:
     words: set[str]
     num_prompt_tokens: int
     num_tokens: int
+    sampling: SamplingParams
     mark: int = 0
+    choice: int = 0
+    score: Score | None = None
     num_done: int = 0
     num_steps: int = 0
     started_at: float = field(default_factory=time.monotonic)
@@ -65,13 +94,15 @@ class InstantEngine:
         self.fingerprint = fingerprint
         self._voice = voice
         self.generation_defaults: Mapping[str, Any] = {}
+        self.telemetry = Telemetry(ModelCost(0, 0, 0, 0, 0))  # it computes nothing
         self.kernel = "instant"
         self.batches: list[list[str]] = []
         self.samplings: dict[str, SamplingParams] = {}
+        self.salts: dict[str, str] = {}
         self._step_s = step_s
         self._max_requests = max_requests
         self.num_blocks = 1
-        self._running: dict[str, Running] = {}
+        self._running: dict[tuple[str, int], Running] = {}
         self._owner: int | None = None
 
     @property
@@ -102,33 +133,56 @@ class InstantEngine:
         mark = [crc32(text.encode())] if self._voice else []
         return (*mark, *faults, *range(len(text.split())))
 
+    def encode_answer(self, text: str) -> tuple[int, ...]:
+        """One token per word."""
+        return tuple(range(len(text.split())))
+
     def add_request(
-        self, request_id: str, prompt_token_ids: Sequence[int], sampling: SamplingParams
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        n: int = 1,
+        cache_salt: str = "",
+        scored_token_ids: Sequence[int] = (),
     ) -> None:
         """Run it from the next step on."""
         self._check_thread()
-        if request_id in self._running:
+        if (request_id, 0) in self._running:
             raise ValueError(f"Request {request_id} runs already.")
         words = {WORDS[-1 - token] for token in prompt_token_ids if token < 0}
         if "too long" in words:
             failure = Failure("context_length_exceeded", "The prompt is too long.", 400, "prompt")
             raise RequestRefused(failure)
         self.samplings[request_id] = sampling
+        self.salts[request_id] = cache_salt
         num_tokens = sampling.max_tokens or DEFAULT_TOKENS
-        mark = prompt_token_ids[0] if self._voice else 0
-        self._running[request_id] = Running(
-            request_id, words, len(prompt_token_ids), num_tokens, mark
-        )
+        score = golden_score("word " * len(scored_token_ids)) if scored_token_ids else None
+        for choice in range(n):
+            self._running[request_id, choice] = Running(
+                request_id,
+                words,
+                len(prompt_token_ids),
+                num_tokens + choice if score is None else 1,
+                sampling,
+                mark=prompt_token_ids[0] if self._voice else 0,
+                choice=choice,
+                score=score,
+            )
 
     def abort(self, request_id: str) -> bool:
         """Forget it."""
         self._check_thread()
-        return self._running.pop(request_id, None) is not None
+        choices = [key for key in self._running if key[0] == request_id]
+        for key in choices:
+            del self._running[key]
+        return bool(choices)
 
     def step(self) -> list[StepOutput]:
         """One token for each."""
         self._check_thread()
-        self.batches.append(list(self._running))
+        self.batches.append([each.id for each in self._running.values()])
         time.sleep(self._step_s)
         return [self._advance(each) for each in list(self._running.values()) if _is_due(each)]
 
@@ -146,17 +200,24 @@ class InstantEngine:
         if "nan" in request.words and index == 2:
             failure = Failure("numerical_error", "The logits are not numbers.", 500)
         if is_last or failure:
-            del self._running[request.id]
+            del self._running[request.id, request.choice]
+        text = _piece(self._voice, request.mark, index, request.choice) if not request.score else ""
+        num_best = request.sampling.logprobs
         return StepOutput(
             request_id=request.id,
             index=index,
             token_id=index,
-            text=_piece(self._voice, request.mark, index),
-            finish_reason=FinishReason.LENGTH if is_last and not failure else None,
+            text=text,
+            finish_reason=_reason(request) if is_last and not failure else None,
             failure=failure,
             num_prompt_tokens=request.num_prompt_tokens,
-            num_output_tokens=request.num_done,
+            num_output_tokens=request.num_done
+            if not request.score
+            else len(request.score.logprobs),
             started_at=request.started_at,
+            choice=request.choice,
+            logprob=None if num_best is None else golden_logprob(text, index, num_best),
+            score=request.score,
         )
 
     def _check_thread(self) -> None:
@@ -164,6 +225,10 @@ class InstantEngine:
         self._owner = self._owner or threading.get_ident()
         if self._owner != threading.get_ident():
             raise RuntimeError("The engine was touched by a second thread.")
+
+
+def _reason(request: Running) -> FinishReason:
+    return FinishReason.STOP if request.score else FinishReason.LENGTH
 
 
 def _is_due(request: Running) -> bool:

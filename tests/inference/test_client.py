@@ -351,7 +351,9 @@ async def test_records_are_written_in_the_background(queue: Queue, client: Clien
             await asyncio.sleep(0.02)
 
     entries = queue.read_log("intake-1", 2_000)
-    assert [entry.record.id for entry in entries] == [f"r{number}" for number in range(1_200)]
+    assert [entry.record for entry in entries] == [
+        replace(RECORD, id=f"r{number}") for number in range(1_200)
+    ]
     assert client.num_dropped_records == 1
     assert client.is_connected
 

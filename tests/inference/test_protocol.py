@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,11 +19,15 @@ from inference.protocol import (
     InvalidParameter,
     QueueEntry,
     RequestRecord,
+    Resident,
     Route,
     SamplingParams,
+    Score,
     StepFrame,
+    TokenLogprob,
     TokenRow,
 )
+from inference.protocol.text import known_fields
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 sampling_params = st.builds(
@@ -41,6 +46,7 @@ sampling_params = st.builds(
     repetition_penalty=st.floats(0, 10, exclude_min=True),
     logit_bias=st.dictionaries(st.integers(0, 2**31), st.floats(-100, 100), max_size=5),
     ignore_eos=st.booleans(),
+    logprobs=st.none() | st.integers(0, 20),
 )
 finished = st.builds(
     Finished,
@@ -50,6 +56,22 @@ finished = st.builds(
     queue_s=st.floats(0, 1e3),
     first_token_s=st.floats(0, 1e3),
     total_s=st.floats(0, 1e3),
+    engine_s=st.floats(0, 1e3),
+    cached_tokens=st.integers(0, 10**6),
+    score=st.none()
+    | st.builds(
+        Score,
+        logprobs=st.lists(st.floats(-1e3, 0), max_size=4).map(tuple),
+        num_agreed=st.integers(0, 4),
+    ),
+)
+# Any bytes, also those that are no whole character.
+tokens = st.binary(max_size=6).map(TokenLogprob.to_token)
+token_logprobs = st.builds(
+    TokenLogprob,
+    token=tokens,
+    logprob=st.floats(-1e3, 0),
+    top=st.lists(st.tuples(tokens, st.floats(-1e3, 0)), max_size=3).map(tuple),
 )
 failures = st.builds(
     Failure,
@@ -67,6 +89,8 @@ rows = st.builds(
     text=texts,
     finish=st.none() | finished,
     failure=st.none() | failures,
+    choice=st.integers(0, 7),
+    logprob=st.none() | token_logprobs,
 )
 
 
@@ -88,6 +112,9 @@ def test_a_chat_request_survives_json(
         user="u1",
         metadata=metadata,
         unset=("temperature", "top_k"),
+        n=3,
+        cache_salt="k1",
+        score_text="So be it.",
     )
 
     assert GenerateRequest.from_json(request.to_json()) == request
@@ -114,6 +141,25 @@ def test_a_body_of_an_older_gateway_leaves_nothing_to_the_version() -> None:
     assert GenerateRequest.from_json(json.dumps(body)) == request
 
 
+def test_what_a_slot_of_the_last_release_does_not_know_is_sent_only_where_it_is_used() -> None:
+    plain = json.loads(GenerateRequest("r1", "e", SamplingParams(), 1.0, prompt="Hi").to_json())
+    sampling = SamplingParams(logprobs=0)
+    used = GenerateRequest("r1", "e", sampling, 1.0, prompt="Hi", n=2, cache_salt="k")
+    body = json.loads(used.to_json())
+
+    assert not {"n", "cache_salt", "score_text"} & plain.keys()
+    assert "logprobs" not in plain["sampling"]
+    assert (body["n"], body["cache_salt"], body["sampling"]["logprobs"]) == (2, "k", 0)
+
+
+@pytest.mark.parametrize("n", [0, 9])
+def test_a_number_of_choices_out_of_range_is_named(n: int) -> None:
+    with pytest.raises(InvalidParameter) as refused:
+        GenerateRequest("r1", "e", SamplingParams(), 1.0, prompt="Hi", n=n)
+
+    assert refused.value.name == "n"
+
+
 @given(rows=st.lists(rows, max_size=5).map(tuple))
 def test_a_frame_survives_json(rows: tuple[TokenRow, ...]) -> None:
     frame = StepFrame("slot-1", "m/1", "abc", rows)
@@ -125,6 +171,75 @@ def test_a_row_in_the_middle_of_an_answer_is_four_values() -> None:
     frame = StepFrame("s", "m/1", "f", (TokenRow("r1", 1, 0, "hi"),))
 
     assert json.loads(frame.to_json()) == ["s", "m/1", "f", [["r1", 1, 0, "hi"]]]
+
+
+def test_the_last_row_of_a_plain_answer_is_six_values_as_ever() -> None:
+    finish = Finished(FinishReason.STOP, 3, 1, 0.1, 0.2, 0.3)
+    frame = StepFrame("s", "m/1", "f", (TokenRow("r1", 1, 0, "hi", finish),))
+
+    (row,) = json.loads(frame.to_json())[3]
+    assert row[4:] == [
+        {
+            "reason": "stop",
+            "prompt_tokens": 3,
+            "completion_tokens": 1,
+            "queue_s": 0.1,
+            "first_token_s": 0.2,
+            "total_s": 0.3,
+        },
+        None,
+    ]
+
+
+def test_rows_of_an_older_slot_are_of_the_first_choice() -> None:
+    finish = Finished(FinishReason.STOP, 3, 1, 0.1, 0.2, 0.3)
+    end = {
+        "reason": "stop",
+        "prompt_tokens": 3,
+        "completion_tokens": 1,
+        "queue_s": 0.1,
+        "first_token_s": 0.2,
+        "total_s": 0.3,
+    }
+    old = ["s", "m/1", "f", [["r1", 1, 0, "hi"], ["r1", 1, 1, "", end, None], ["r1", 2, -1, ""]]]
+
+    assert StepFrame.from_json(json.dumps(old)).rows == (
+        TokenRow("r1", 1, 0, "hi"),
+        TokenRow("r1", 1, 1, "", finish),
+        TokenRow("r1", 2, -1, ""),
+    )
+
+
+def test_half_a_character_goes_as_numbers_and_whole_ones_as_text() -> None:
+    logprob = TokenLogprob(TokenLogprob.to_token(b"\xf0\x9f"), -0.5, (("ok", -1.5),))
+    frame = StepFrame("s", "m/1", "f", (TokenRow("r1", 1, 0, "", logprob=logprob),))
+
+    text = frame.to_json()
+    assert text.encode()  # what a stream field must be
+    (row,) = json.loads(text)[3]
+    assert row == ["r1", 1, 0, "", None, None, 0, [[240, 159], -0.5, [["ok", -1.5]]]]
+
+
+@pytest.mark.parametrize(
+    ("message", "values"),
+    [
+        (Route, {"endpoint": "chat", "incarnation": "i", "generation": 1, "live": "m/1"}),
+        (Failure, {"code": "c", "message": "m", "status": 400}),
+        (Resident, {"endpoint": "chat", "version": "m/1", "artifact": "a"}),
+    ],
+)
+def test_what_a_later_release_says_beside_is_passed_over(
+    message: type[Any], values: dict[str, Any]
+) -> None:
+    assert message(**known_fields(message, values | {"of_tomorrow": [1]})) == message(**values)
+
+
+def test_the_end_of_a_later_slots_answer_is_read() -> None:
+    finish = Finished(FinishReason.STOP, 3, 5, 0.1, 0.2, 0.3)
+    frame = StepFrame("s", "m/1", "f", (TokenRow("r", 1, 4, "", finish),))
+    text = frame.to_json().replace('"prompt_tokens"', '"of_tomorrow":1,"prompt_tokens"')
+
+    assert StepFrame.from_json(text) == frame
 
 
 def test_a_queue_entry_survives_stream_fields() -> None:
@@ -184,6 +299,8 @@ def test_a_request_record_survives_json() -> None:
         ("logit_bias", {1: 101.0}),
         ("logit_bias", {-1: 1.0}),
         ("logit_bias", dict.fromkeys(range(301), 1.0)),
+        ("logprobs", -1),
+        ("logprobs", 21),
     ],
 )
 def test_a_parameter_out_of_range_is_named(name: str, value: object) -> None:

@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from controlplane.access.cache import KeyRecord, digest_key
 from inference.client import Placement, UnknownEndpoint
 from inference.protocol import (
+    Answer,
     Failure,
+    FeedbackRecord,
     Finished,
     FinishReason,
     GenerateRequest,
@@ -72,11 +74,15 @@ class FakeClient:
         self.store_texts = False
         self.requests: list[GenerateRequest] = []
         self.sticky_keys: list[str] = []
-        self.records: list[RequestRecord] = []
+        self.records: list[Any] = []  # RequestRecord or FeedbackRecord
+        self.kept_for: tuple[str, ...] = ()
+        self.answers: list[Answer] = []
         self._recorded = threading.Condition()
         self.left_at: list[float] = []
         self.left = threading.Event()
         self.is_connected = True
+        self.num_dropped_records = 0
+        self.num_dropped_answers = 0
         self.names = [ENDPOINT, "other"]
         self.keys = {
             "tests1": KeyRecord(digest_key(KEY), "tests"),
@@ -113,13 +119,17 @@ class FakeClient:
         self.sticky_keys.append(sticky_key)
         return FakeStream(self, request)
 
-    def record(self, record: RequestRecord) -> None:
+    def keep(self, answer: Answer) -> None:
+        """Keep the half for the test."""
+        self.answers.append(answer)
+
+    def record(self, record: RequestRecord | FeedbackRecord) -> None:
         """Keep the record for the test."""
         with self._recorded:
             self.records.append(record)
             self._recorded.notify_all()
 
-    def wait_for_records(self, count: int = 1) -> list[RequestRecord]:
+    def wait_for_records(self, count: int = 1) -> list[Any]:
         """The records, once there are ``count``; a record is written after its reply has gone out."""
         with self._recorded:
             assert self._recorded.wait_for(lambda: len(self.records) >= count, timeout=5)
@@ -136,8 +146,11 @@ class FakeStream:
         self._is_over = False
         self._wake_at = 0.0
         self.placement = Placement(
-            VERSION, 42, "live", "0-1", request.deadline_s, store_texts=client.store_texts
+            *(VERSION, 42, "live", "0-1", request.deadline_s, client.store_texts),
+            rollout="r0" if client.kept_for else "",
+            kept_for=client.kept_for,
         )
+        self.fingerprint = "fp"
 
     async def __aenter__(self) -> Self:
         if self._client.refusals:

@@ -10,9 +10,10 @@ from typing import Any, cast
 import pytest
 
 from controlplane.gateway.exchange import Exchange, RequestFailed
+from controlplane.gateway.metrics import GatewayMetrics
 from controlplane.gateway.parameters import Kind, Origin, parse
-from controlplane.health import Metrics
 from inference.client import Client, UnknownEndpoint
+from inference.protocol import Finished, FinishReason, TokenRow
 from tests.controlplane.gateway.conftest import Served
 from tests.controlplane.gateway.fakes import (
     ENDPOINT,
@@ -30,7 +31,7 @@ PROMPT: dict[str, Any] = {"model": ENDPOINT, "prompt": "Once"}
 def begin(fake: FakeClient) -> Callable[[], Exchange]:
     """Makes exchanges with the scripted client."""
     call = parse(Kind.COMPLETION, json.dumps(PROMPT).encode(), Origin("r1", "k1", 30.0))
-    return lambda: Exchange(cast(Client, fake), Metrics(), call, started=0.0)
+    return lambda: Exchange(cast(Client, fake), GatewayMetrics(), call, started=0.0)
 
 
 def test_a_record_tells_an_answer_whole(gateway: Served) -> None:
@@ -47,6 +48,16 @@ def test_a_record_tells_an_answer_whole(gateway: Served) -> None:
     assert 0 < record.first_token_s <= record.total_s < 5
     assert record.queue_s == 0.001
     assert (record.prompt, record.completion) == (None, None)
+
+
+def test_a_record_tells_what_the_answer_took_of_the_engine(gateway: Served) -> None:
+    finish = Finished(FinishReason.STOP, 7, 1, 0.001, 0.002, 0.003, engine_s=0.25, cached_tokens=4)
+    gateway.fake.script = [[TokenRow("r", 1, 0, "Hi", finish=finish)]]
+    with gateway.http() as client:
+        client.post("/v1/completions", json=PROMPT)
+
+    record = gateway.fake.wait_for_records()[0]
+    assert (record.engine_s, record.cached_tokens) == (0.25, 4)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -123,4 +134,4 @@ async def test_rows_that_come_after_a_wait_ran_out_are_not_lost(
     await exchange.close()
 
     assert len(deltas) > 2
-    assert deltas[-1].text == "a"
+    assert [piece.text for piece in deltas[-1].pieces] == ["a"]

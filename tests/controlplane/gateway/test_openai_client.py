@@ -212,10 +212,13 @@ def test_models_lists_and_finds_what_the_key_may_use(gateway: Served) -> None:
         assert [model.id for model in client.models.list()] == ["other", ENDPOINT]
         assert client.models.retrieve(ENDPOINT).object == "model"
         assert [model.id for model in scoped.models.list()] == ["other"]
-        with pytest.raises(openai.NotFoundError) as refused:
+        with pytest.raises(openai.NotFoundError) as unknown:
+            client.models.retrieve("nobody")
+        with pytest.raises(openai.PermissionDeniedError) as refused:
             scoped.models.retrieve(ENDPOINT)
 
-    assert refused.value.code == "model_not_found"
+    assert unknown.value.code == "model_not_found"
+    assert refused.value.code == "endpoint_not_allowed"
 
 
 def test_headers_tell_the_request_the_version_and_the_generation(gateway: Served) -> None:
@@ -238,14 +241,22 @@ def test_a_wrong_key_is_an_authentication_error(gateway: Served, key: str) -> No
     assert gateway.fake.requests == []
 
 
-def test_an_unknown_and_a_forbidden_model_look_the_same(gateway: Served) -> None:
+def test_an_unknown_model_is_not_found(gateway: Served) -> None:
+    with sdk(gateway) as client, pytest.raises(openai.NotFoundError) as refused:
+        client.chat.completions.create(model="nobody", messages=MESSAGES)
+    assert (refused.value.code, refused.value.param) == ("model_not_found", "model")
+    assert gateway.fake.records == []
+
+
+def test_a_key_opens_its_endpoints_alone_and_learns_nothing_of_others(gateway: Served) -> None:
     messages = []
-    for key, name in ((KEY, "nobody"), (SCOPED_KEY, ENDPOINT)):
-        with sdk(gateway, key=key) as client, pytest.raises(openai.NotFoundError) as refused:
-            client.chat.completions.create(model=name, messages=MESSAGES)
-        assert refused.value.code == "model_not_found"
-        assert refused.value.param == "model"
-        messages.append(refused.value.message.replace(name, "*"))
+    with sdk(gateway, key=SCOPED_KEY) as client:
+        for name in (ENDPOINT, "nobody"):
+            with pytest.raises(openai.PermissionDeniedError) as refused:
+                client.chat.completions.create(model=name, messages=MESSAGES)
+            assert (refused.value.code, refused.value.param) == ("endpoint_not_allowed", "model")
+            assert f'"{name}"' in refused.value.message
+            messages.append(refused.value.message.replace(name, "*"))
 
     assert messages[0] == messages[1]
     assert gateway.fake.records == []
@@ -326,6 +337,6 @@ def test_a_failure_in_the_middle_of_a_whole_answer_is_an_http_status(gateway: Se
 
 def test_an_unsupported_parameter_is_named(gateway: Served) -> None:
     with sdk(gateway) as client, pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(model=ENDPOINT, messages=MESSAGES, n=2)
+        client.chat.completions.create(model=ENDPOINT, messages=MESSAGES, store=True)
 
-    assert (refused.value.param, refused.value.code) == ("n", "unsupported_parameter")
+    assert (refused.value.param, refused.value.code) == ("store", "unsupported_parameter")

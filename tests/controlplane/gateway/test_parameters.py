@@ -129,6 +129,13 @@ def test_a_whole_number_that_is_none_or_too_large_is_refused_by_name(name: str, 
         ("logit_bias", {"1": True}),
         ("logit_bias", {"1": 101}),
         ("logit_bias", {str(index): 1 for index in range(301)}),
+        ("n", 0),
+        ("n", 9),
+        ("n", True),
+        ("n", 1.0),
+        ("n", "1"),
+        ("logprobs", "yes"),
+        ("logprobs", -1),
         ("stream", 1),
         ("stream", "true"),
         ("stream_options", {"include_usage": True}),
@@ -201,8 +208,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
     ("kind", "name", "value"),
     [
         *[(Kind.CHAT, name, value) for name, value in (
-            ("n", 2), ("n", True), ("n", 1.0), ("n", "1"), ("logprobs", True), ("logprobs", 0),
-            ("top_logprobs", 5), ("tools", [TOOL]), ("tool_choice", "auto"), ("tool_choice", TOOL),
+            ("tools", [TOOL]), ("tool_choice", "auto"), ("tool_choice", TOOL),
             ("parallel_tool_calls", 1), ("functions", [{}]), ("function_call", {"name": "f"}),
             ("response_format", {"type": "json_object"}), ("response_format", "text"),
             ("modalities", ["text", "audio"]), ("audio", {}), ("prediction", {}), ("store", True),
@@ -211,7 +217,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
             ("prompt_cache_options", {}), ("prompt_cache_retention", "24h"),
         )],
         *[(Kind.COMPLETION, name, value) for name, value in (
-            ("n", 2), ("best_of", 2), ("echo", True), ("suffix", "end"), ("logprobs", 0), ("logprobs", 1),
+            ("best_of", 2), ("echo", True), ("suffix", "end"),
         )],
     ],
 )  # fmt: skip

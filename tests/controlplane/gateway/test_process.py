@@ -54,7 +54,9 @@ class System:
         def read() -> bool:
             entries = self.queue.read_log("tests", 1)
             self.queue.ack_log([entry.entry_id for entry in entries])
-            found.extend(entry.record for entry in entries)
+            found.extend(
+                entry.record for entry in entries if isinstance(entry.record, RequestRecord)
+            )
             return bool(found)
 
         wait_until(read)
@@ -67,7 +69,7 @@ def system(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) 
     redis_server.flush()
     logs = tmp_path_factory.mktemp("gateway")
     queue = Queue(redis_server.url)
-    queue.put_key("tests1", KeyRecord(digest_key(KEY), "tests").to_json())
+    queue.put_keys({"tests1": KeyRecord(digest_key(KEY), "tests").to_json()})
     queue.apply_route(Route(ENDPOINT, "i1", 7, live=VERSION, store_texts=True))
     queue.publish_desired([Resident(ENDPOINT, VERSION, artifact="any")])
     port = free_port()
@@ -184,11 +186,12 @@ def test_a_client_that_leaves_frees_the_slot(system: System) -> None:
 
 
 def test_a_revoked_key_stops_within_two_seconds(system: System) -> None:
-    system.queue.put_key("tests1", KeyRecord(digest_key(KEY), "tests", revoked=True).to_json())
+    revoked = KeyRecord(digest_key(KEY), "tests", revoked=True)
+    system.queue.put_keys({"tests1": revoked.to_json()})
     try:
         wait_until(lambda: _status(system.url) == 401, timeout_s=3)
     finally:
-        system.queue.put_key("tests1", KeyRecord(digest_key(KEY), "tests").to_json())
+        system.queue.put_keys({"tests1": KeyRecord(digest_key(KEY), "tests").to_json()})
     wait_until(lambda: _status(system.url) == 200, timeout_s=3)
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controlplane.gateway.choices import Piece
 from controlplane.gateway.parameters import Kind
 from controlplane.gateway.replies import (
     Chunks,
@@ -21,6 +22,7 @@ from controlplane.gateway.replies import (
 from inference.protocol import Failure, Finished, FinishReason
 
 FINISHED = Finished(FinishReason.LENGTH, 5, 2, 0.1, 0.2, 0.3)
+WHOLE = [Piece(0, "Hi", finished=FINISHED)]
 
 
 def header(kind: Kind, *, model: str = "m") -> Header:
@@ -35,7 +37,7 @@ def events(content: bytes) -> list[Any]:
 
 
 def test_a_whole_chat_answer_is_this_object() -> None:
-    assert json.loads(whole_answer(header(Kind.CHAT), "Hi", FINISHED)) == {
+    assert json.loads(whole_answer(header(Kind.CHAT), WHOLE, FINISHED)) == {
         "id": "chatcmpl-r1",
         "object": "chat.completion",
         "created": 1_700_000_000,
@@ -53,7 +55,7 @@ def test_a_whole_chat_answer_is_this_object() -> None:
 
 
 def test_a_whole_completion_is_this_object() -> None:
-    answer = json.loads(whole_answer(header(Kind.COMPLETION), "Hi", FINISHED))
+    answer = json.loads(whole_answer(header(Kind.COMPLETION), WHOLE, FINISHED))
 
     assert (answer["id"], answer["object"]) == ("cmpl-r1", "text_completion")
     assert answer["choices"] == [
@@ -67,7 +69,7 @@ def test_a_stream_ends_with_one_reason_then_usage_then_done(
     kind: Kind, include_usage: bool
 ) -> None:
     chunks = Chunks(header(kind), include_usage=include_usage)
-    content = chunks.start() + chunks.text("Hi") + chunks.finish(FINISHED)
+    content = chunks.start() + chunks.piece(WHOLE[0]) + chunks.finish(FINISHED)
 
     assert content.endswith(b"\n\ndata: [DONE]\n\n")
     seen = events(content)
@@ -81,13 +83,13 @@ def test_a_stream_ends_with_one_reason_then_usage_then_done(
 
 
 def test_no_text_is_no_chunk() -> None:
-    assert Chunks(header(Kind.CHAT), include_usage=False).text("") == b""
+    assert Chunks(header(Kind.CHAT), include_usage=False).piece(Piece(0, "")) == b""
 
 
 @given(kind=st.sampled_from(Kind), text=st.text(min_size=1), model=st.text(max_size=20))
 def test_any_text_is_one_line_of_ascii_that_reads_back(kind: Kind, text: str, model: str) -> None:
     model = model.replace("\x00", "")
-    event = Chunks(header(kind, model=model), include_usage=True).text(text)
+    event = Chunks(header(kind, model=model), include_usage=True).piece(Piece(0, text))
 
     assert event.isascii()
     assert len(event.decode().splitlines()) == 2

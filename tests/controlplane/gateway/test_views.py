@@ -369,8 +369,8 @@ def test_metrics_count_by_known_endpoint_and_status(gateway: Served) -> None:
         client.post("/v1/chat/completions", json={**CHAT, "model": "invented"})
         # A request is counted after its reply has gone out; then this one alone is in flight.
         seen = (
-            'tatkal_http_requests_total{endpoint="",status="404"} 1',
-            "tatkal_http_requests_in_flight 1",
+            'tatkal_http_requests_total{endpoint="",status="404"} 1.0',
+            "tatkal_http_requests_in_flight 1.0",
         )
         text = ""
 
@@ -381,9 +381,11 @@ def test_metrics_count_by_known_endpoint_and_status(gateway: Served) -> None:
 
         _wait_until(is_counted)
 
-    assert f'tatkal_http_requests_total{{endpoint="{ENDPOINT}",status="200"}} 1' in text
-    assert f'tatkal_generation_tokens_total{{endpoint="{ENDPOINT}"}} 3' in text
-    assert f'tatkal_time_to_first_token_seconds_count{{endpoint="{ENDPOINT}"}} 1' in text
+    labels = f'endpoint="{ENDPOINT}",version="{VERSION}"'
+    assert f'tatkal_http_requests_total{{endpoint="{ENDPOINT}",status="200"}} 1.0' in text
+    assert f"tatkal_request_generation_tokens_sum{{{labels}}} 3.0" in text
+    assert f"tatkal_time_to_first_token_seconds_count{{{labels}}} 1.0" in text
+    assert f"tatkal_inter_token_latency_seconds_count{{{labels}}}" in text
     assert "invented" not in text
 
 

@@ -1,7 +1,10 @@
 """A scheduler with an echo runner behind it, whose every move is checked against what must always hold.
 
-- B1: a block is free, or held by exactly the tables that name it.
-- B3: a row writes only to blocks that its request alone holds (checked by the runner).
+- B1: a block is free, idle, or held by exactly the tables that name it.
+- B2: a cached block holds what its digest says, behind a cached one; a request finds only what it may know; and what
+  it has computed is there.
+- B3: a row writes only to blocks that its request alone holds and nobody can find (checked by the runner).
+- B4: swap slots are held by preempted requests alone, each by one.
 - S1: a step keeps its limits, every decoding request has a row, and prefills use the rest.
 - S2: an accepted request reaches exactly one terminal status, and then holds nothing.
 - S3: nobody is served before an older request.
@@ -17,10 +20,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from inference.engine.block_pool import NULL_BLOCK, BlockPool
+from inference.engine.choices import make_choices
+from inference.engine.limits import SchedulerLimits
+from inference.engine.plan import StepPlan
+from inference.engine.prefix_cache import Chain, extend_chain, start_chain
 from inference.engine.request import Request, RequestRefused, Status
-from inference.engine.scheduler import Scheduler, SchedulerLimits, StepPlan
+from inference.engine.scheduler import Scheduler
+from inference.engine.swap import PreemptionCosts
 from inference.protocol import FinishReason, SamplingParams
 from tests.inference.engine.echo_kv import EchoKV, dense_answer
+
+VERSION = "version"
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +39,7 @@ class Case:
 
     request: Request
     answer: list[int]
+    chain: Chain
     is_cut_short: bool = False
     end: tuple[Status, FinishReason | None, list[int]] | None = None
 
@@ -39,6 +50,24 @@ class Step:
 
     plan: StepPlan
     token_ids: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a scheduler may keep: cached prompts, and in swap space what ``copies_per_token`` make worth it."""
+
+    is_cached: bool = True
+    num_swap_slots: int = 0
+    copies_per_token: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a digest names: the tokens of entry ``index`` of a table, behind the block that ``parent`` names."""
+
+    index: int
+    tokens: Sequence[int]
+    parent: bytes
 
 
 @dataclass(slots=True)
@@ -52,11 +81,26 @@ class Before:
 class CheckedScheduler:
     """The calls an engine makes, each followed by all checks; a broken promise is an ``AssertionError``."""
 
-    def __init__(self, limits: SchedulerLimits, *, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        *,
+        num_blocks: int,
+        block_size: int,
+        memory: Memory | None = None,
+    ) -> None:
+        memory = memory or Memory()
         self.limits = limits
         self.pool = BlockPool(num_blocks, block_size)
-        self.scheduler = Scheduler(limits, self.pool)
-        self.kv = EchoKV(self.pool)
+        self.scheduler = Scheduler(
+            limits,
+            self.pool,
+            version=VERSION if memory.is_cached else None,
+            costs=PreemptionCosts(1, memory.copies_per_token, prefill_tokens_per_s=1.0),
+        )
+        assert self.scheduler.swap.resize(memory.num_swap_slots)
+        self.kv = EchoKV(self.pool, memory.num_swap_slots)
+        self.contents: dict[bytes, Content] = {}
         self.cases: list[Case] = []
         self.step: Step | None = None
 
@@ -65,11 +109,29 @@ class CheckedScheduler:
         """Accepted requests that have not ended, in arrival order."""
         return [case for case in self.cases if not case.request.is_finished]
 
-    def add(self, request_id: str, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        """Offer a request; it must be accepted exactly if its numbers fit."""
+    @property
+    def preempted(self) -> list[Case]:
+        """Those of them that gave way and wait."""
+        return [case for case in self.unfinished if case.request.status is Status.PREEMPTED]
+
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        n: int = 1,
+        salt: str = "",
+    ) -> None:
+        """Offer a request for ``n`` answers; each must be accepted exactly if its numbers fit."""
+        for request in make_choices(request_id, prompt, sampling, n=n, cache_salt=salt):
+            self._add_one(request, prompt)
+        self.check()
+
+    def _add_one(self, request: Request, prompt: Sequence[int]) -> None:
+        sampling = request.sampling
         room = min(self.limits.max_model_len, self.pool.num_slots) - len(prompt)
         max_tokens = sampling.max_tokens or max(room, 1)
-        request = Request.from_prompt(request_id, prompt, sampling)
         try:
             with _own_defences():
                 self.scheduler.add(request)
@@ -82,8 +144,20 @@ class CheckedScheduler:
             answer = dense_answer(
                 prompt, seed=sampling.seed, max_tokens=max_tokens, stops_at=stops_at
             )
-            self.cases.append(Case(request, answer))
-        self.check()
+            self.cases.append(Case(request, answer, self._name_blocks(answer, request.cache_salt)))
+
+    def _name_blocks(self, answer: Sequence[int], salt: str) -> Chain:
+        chain, size = start_chain(VERSION, salt), self.pool.block_size
+        extend_chain(chain, answer, len(answer) // size, size)
+        for index, digest in enumerate(chain[1:]):
+            tokens = answer[index * size : (index + 1) * size]
+            self.contents[digest] = Content(index, tokens, chain[index])
+        return chain
+
+    def plan_in_vain(self) -> None:
+        """Plan a step that never runs: what it was to move comes with the next one."""
+        with _own_defences():
+            self.scheduler.plan()
 
     def plan(self) -> None:
         """Plan a step and run it; what it computed waits for the commit."""
@@ -96,6 +170,8 @@ class CheckedScheduler:
         self._check_shares(plan)
         self.step = Step(plan, self.kv.run(plan))
         self._check_token_ids(self.step)
+        for case in self.unfinished:
+            assert self.kv.holds(case.request), "B2: what was computed is lost"
         self.check()
 
     def commit(self) -> None:
@@ -112,12 +188,16 @@ class CheckedScheduler:
         """Lose the results of the step, as when the runner fails."""
         self.step = None
 
-    def abort(self, case: Case) -> None:
+    def abort(self, case: Case, *, is_broken: bool = False) -> None:
         """Abort a request in whatever state it is."""
         was_here = not case.request.is_finished
         case.is_cut_short |= was_here
+        table = list(case.request.block_table)
         with _own_defences():
-            found = self.scheduler.abort(case.request.id)
+            found = self.scheduler.abort(case.request.id, is_broken=is_broken)
+        if is_broken:
+            known = [block_id for block_id in table if block_id in self.pool.cache]
+            assert not known, "B2: what a broken request computed can be found"
         assert found == was_here, "S2: abort does not say whether the request was here"
         assert case.request.is_finished, "S2: an aborted request goes on"
         self.check()
@@ -142,10 +222,13 @@ class CheckedScheduler:
         assert not self.unfinished, "S3: the work does not end"
         assert self.scheduler.num_unfinished == 0, "S2: somebody is left"
         assert self.pool.num_held == 0, "B1: blocks are held for nobody"
+        assert self.scheduler.swap.num_held == 0, "B4: swap slots are held for nobody"
 
     def check(self) -> None:
         """All that holds between any two calls."""
         self._check_blocks()
+        self._check_cache()
+        self._check_swap()
         self._check_order()
         for case in self.cases:
             self._check_tokens(case)
@@ -159,6 +242,30 @@ class CheckedScheduler:
         assert len(holders) == self.pool.num_held, "B1: free and held do not sum to all"
         with _own_defences():
             self.scheduler.check_integrity()
+
+    def _check_cache(self) -> None:
+        cache = self.pool.cache
+        for digest, block_id in cache.blocks.items():
+            assert digest in self.contents, "B2: a digest names what nobody has"
+            content = self.contents[digest]
+            assert self.kv.holds_block(block_id, content.index, content.tokens), (
+                "B2: a cached block does not hold what its digest says"
+            )
+            is_reachable = content.index == 0 or cache.get(content.parent) is not None
+            assert is_reachable, "B2: a block was forgotten before the one behind it"
+            is_idle = self.pool.ref_count(block_id) == 0
+            assert cache.is_idle(block_id) == is_idle, "B1: idle and held are confused"
+        for case in self.unfinished:
+            for block_id, digest in zip(case.request.block_table, case.chain[1:], strict=False):
+                found = cache.digest_of(block_id)
+                assert found in (None, digest), "B2: a request holds what it may not know"
+
+    def _check_swap(self) -> None:
+        slots = [slot for case in self.cases for slot in case.request.swap_slots]
+        num_held = self.scheduler.swap.num_held
+        assert len(set(slots)) == len(slots) == num_held, "B4: a slot has no holder, or two"
+        swapped = [case.request for case in self.cases if case.request.swap_slots]
+        assert {each.status for each in swapped} <= {Status.PREEMPTED}, "B4: who runs has slots"
 
     def _check_order(self) -> None:
         status = Counter(case.request.status for case in self.cases)

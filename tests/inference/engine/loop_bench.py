@@ -68,9 +68,13 @@ class Bench:
         max_tokens: int = 4,
         deadline_s: float = 30.0,
         gateway: str = "gw",
+        logprobs: int | None = None,
+        **options: Any,
     ) -> Placement:
-        sampling = SamplingParams(max_tokens=max_tokens)
-        request = GenerateRequest(request_id, "chat", sampling, deadline_s, prompt=prompt)
+        sampling = SamplingParams(max_tokens=max_tokens, logprobs=logprobs)
+        request = GenerateRequest(
+            request_id, "chat", sampling, deadline_s, prompt=prompt, **options
+        )
         return self.send_request(request, gateway)
 
     def send_request(self, request: GenerateRequest, gateway: str = "gw") -> Placement:

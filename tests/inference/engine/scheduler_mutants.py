@@ -7,25 +7,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from inference.engine.block_pool import NULL_BLOCK, BlockPool
+from inference.engine.limits import SchedulerLimits
+from inference.engine.plan import PlannedRow, StepPlan
 from inference.engine.request import Request, RequestRefused, Status
-from inference.engine.scheduler import PlannedRow, Scheduler, SchedulerLimits, StepPlan
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """``mutate`` makes the wrong ``attribute`` from the right one; ``promise`` matches how it is found."""
-
-    target: type
-    attribute: str
-    mutate: Callable[[Any], Any]
-    promise: str
-
-    def __str__(self) -> str:
-        return self.mutate.__name__
+from inference.engine.scheduler import Scheduler
+from tests.inference.engine.cache_mutants import CACHE_MUTANTS
+from tests.inference.engine.mutant import Mutant
 
 
 def advance_a_prefill_too_far(original: Any) -> Any:
@@ -41,15 +32,9 @@ def advance_a_prefill_too_far(original: Any) -> Any:
 
 def plan_one_position_too_low(original: Any) -> Any:
     def plan(self: Scheduler) -> StepPlan:
-        rows = original(self).rows
-        return StepPlan(
-            tuple(
-                PlannedRow(
-                    row.request, max(row.start - 1, 0), row.num_tokens, row.samples, row.epoch
-                )
-                for row in rows
-            )
-        )
+        plan: StepPlan = original(self)
+        rows = [replace(row, start=max(row.start - 1, 0)) for row in plan.rows]
+        return replace(plan, rows=tuple(rows))
 
     return plan
 
@@ -125,10 +110,10 @@ def release_twice_unnoticed(original: Any) -> Any:
 
 
 def abort_without_releasing(original: Any) -> Any:
-    def abort(self: Scheduler, request_id: str) -> bool:
+    def abort(self: Scheduler, request_id: str, **options: Any) -> bool:
         request = self._running.pop(request_id, None)
         if request is None:
-            return bool(original(self, request_id))
+            return bool(original(self, request_id, **options))
         request.status = Status.ABORTED
         request.block_table = []
         request.epoch += 1
@@ -138,8 +123,8 @@ def abort_without_releasing(original: Any) -> Any:
 
 
 def abort_only_what_runs(original: Any) -> Any:
-    def abort(self: Scheduler, request_id: str) -> bool:
-        return request_id in self._running and bool(original(self, request_id))
+    def abort(self: Scheduler, request_id: str, **options: Any) -> bool:
+        return request_id in self._running and bool(original(self, request_id, **options))
 
     return abort
 
@@ -184,21 +169,21 @@ def free_the_preempted_a_step_later(original: Any) -> Any:
 
 
 def admit_the_youngest_first(original: Any) -> Any:
-    def admissions(self: Scheduler) -> Iterator[Request]:
+    def admissions(self: Scheduler, rows: list[PlannedRow]) -> Iterator[Request]:
         if self._waiting:
             self._waiting.move_to_end(next(reversed(self._waiting)), last=False)
-        yield from original(self)
+        yield from original(self, rows)
 
     return admissions
 
 
 def admit_before_those_that_run(original: Any) -> Any:
-    def claims(self: Scheduler) -> Iterator[Request]:
+    def claims(self: Scheduler, rows: list[PlannedRow]) -> Iterator[Request]:
         admitted = []
-        for request in self._admissions():
+        for request in self._admissions(rows):
             admitted.append(request)
             yield request
-        yield from (request for request in original(self) if request not in admitted)
+        yield from (request for request in original(self, rows) if request not in admitted)
 
     return claims
 
@@ -224,10 +209,12 @@ def loosen(name: str, value: object) -> Callable[[Any], Any]:
     """A scheduler that was told another limit than it must keep."""
 
     def mutate(original: Any) -> Any:
-        def init(self: Scheduler, limits: SchedulerLimits, block_pool: BlockPool) -> None:
+        def init(
+            self: Scheduler, limits: SchedulerLimits, block_pool: BlockPool, **options: Any
+        ) -> None:
             loose = copy.copy(limits)
             object.__setattr__(loose, name, value)
-            original(self, loose, block_pool)
+            original(self, loose, block_pool, **options)
 
         return init
 
@@ -236,17 +223,17 @@ def loosen(name: str, value: object) -> Callable[[Any], Any]:
 
 
 MUTANTS = [
-    Mutant(Scheduler, "commit", advance_a_prefill_too_far, "S5"),
-    Mutant(Scheduler, "plan", plan_one_position_too_low, "S5|defended: Request"),
-    Mutant(Scheduler, "_grow", put_new_blocks_at_the_front, "S5"),
-    Mutant(Scheduler, "_preempt_youngest", keep_the_progress_of_the_preempted, "S5"),
+    Mutant(Scheduler, "commit", advance_a_prefill_too_far, "B2|S5"),
+    Mutant(Scheduler, "plan", plan_one_position_too_low, "B3|S5|defended: Request"),
+    Mutant(Scheduler, "_grow", put_new_blocks_at_the_front, "B[23]|S5"),
+    Mutant(Scheduler, "_preempt_youngest", keep_the_progress_of_the_preempted, "B2|S5"),
     Mutant(BlockPool, "blocks_for", round_blocks_down, "B3"),
     Mutant(BlockPool, "allocate", hand_out_blocks_without_taking_them, "B[13]|S5"),
     Mutant(BlockPool, "__init__", hand_out_the_null_block, "B[13]"),
     Mutant(Scheduler, "plan", free_blocks_before_the_step_ran, "B[13]"),
     Mutant(BlockPool, "release", release_twice, "defended: Block"),
     Mutant(BlockPool, "release", release_twice_unnoticed, "B1|S4|defended: Block"),
-    Mutant(Scheduler, "abort", abort_without_releasing, "B1"),
+    Mutant(Scheduler, "abort", abort_without_releasing, "B[12]"),
     Mutant(Scheduler, "abort", abort_only_what_runs, "S2"),
     Mutant(Scheduler, "_end", apply_stale_results, "S2|defended"),
     Mutant(Scheduler, "_preempt_youngest", preempt_the_oldest, "S4"),
@@ -256,6 +243,7 @@ MUTANTS = [
     Mutant(Scheduler, "_claims", admit_before_those_that_run, "S[134]"),
     Mutant(Scheduler, "_resolve_max_tokens", accept_what_never_fits, "S2"),
     Mutant(Scheduler, "_resolve_max_tokens", allow_one_token_more, "S5"),
+    *CACHE_MUTANTS,
     Mutant(Scheduler, "__init__", loosen("eos_token_ids", frozenset()), "S5"),
     Mutant(Scheduler, "__init__", loosen("max_num_batched_tokens", 10**6), "S1: over the t"),
     Mutant(Scheduler, "__init__", loosen("long_prefill_tokens", 10**6), "S1: over the cap"),

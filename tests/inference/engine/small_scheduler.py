@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from inference.engine.block_pool import BlockPool
+from inference.engine.limits import SchedulerLimits
+from inference.engine.plan import StepPlan
 from inference.engine.request import Request
-from inference.engine.scheduler import Scheduler, SchedulerLimits, StepPlan
+from inference.engine.scheduler import Scheduler
 from inference.protocol import SamplingParams
 
 EOS = 2

@@ -159,7 +159,7 @@ def test_integrity_finds_a_block_that_is_free_and_held() -> None:
     table = pool.allocate(1)
     pool._free.append(table[0])
 
-    with pytest.raises(BrokenPool, match="and is in the free list"):
+    with pytest.raises(BrokenPool, match="and is free"):
         pool.check_integrity([table])
 
 
@@ -194,7 +194,7 @@ def test_a_pool_shrinks_only_when_what_it_loses_is_free() -> None:
     assert not pool.shrink(4)
     pool.check_integrity([table])
     pool.release(table[3:])
-    assert pool.held_blocks == [1, 2, 3]
+    assert pool.used_blocks == [1, 2, 3]
 
     assert pool.shrink(4)
     assert (pool.num_blocks, pool.num_free, pool.num_held) == (4, 0, 3)
@@ -225,4 +225,70 @@ def test_integrity_finds_a_count_without_a_block() -> None:
     pool = BlockPool(num_blocks=4, block_size=16)
     pool._ref_counts.append(0)
     with pytest.raises(BrokenPool, match="5 counts for 4 blocks"):
+        pool.check_integrity()
+
+
+def _pool_with_an_idle_prompt(num_blocks: int = 6) -> BlockPool:
+    """Blocks 1, 2 and 3 hold a prompt that nobody has any more."""
+    pool = BlockPool(num_blocks, block_size=16, max_num_blocks=8)
+    table = pool.allocate(3)
+    for index, digest in enumerate((b"a", b"ab", b"abc")):
+        assert pool.keep(table[index], digest, table[index - 1] if index else None) == table[index]
+    pool.release(table)
+    return pool
+
+
+def test_idle_blocks_count_as_free_and_go_after_the_free_ones_from_the_end() -> None:
+    pool = _pool_with_an_idle_prompt()
+    assert (pool.num_free, pool.num_held, pool.used_blocks) == (5, 0, [1, 2, 3])
+    assert pool.allocate(4) == [4, 5, 3, 2]
+    assert pool.cache.find([b"a", b"ab"]) == [1]
+    pool.check_integrity([[4, 5, 3, 2]])
+    with pytest.raises(OutOfBlocks):
+        pool.allocate(2)
+
+
+def test_a_block_in_use_again_is_held_until_all_have_released_it() -> None:
+    pool = _pool_with_an_idle_prompt()
+    pool.reuse([1, 2])
+    pool.reuse([1])
+    assert (pool.num_held, pool.ref_count(1), pool.is_shared(2)) == (2, 2, True)
+    pool.release([1, 2])
+    assert (pool.num_held, pool.cache.is_idle(2)) == (1, True)
+    pool.check_integrity([[1]])
+    with pytest.raises(BrokenPool, match="Block 5 is not held"):
+        pool.reuse([5])
+
+
+def test_who_computed_what_is_cached_already_gets_the_cached_block() -> None:
+    pool = _pool_with_an_idle_prompt()
+    [own] = pool.allocate(1)
+    assert pool.keep(own, b"a", None) == 1
+    assert (pool.ref_count(own), pool.ref_count(1)) == (0, 1)
+    pool.check_integrity([[1]])
+
+
+def test_a_shrinking_pool_forgets_what_it_loses_and_what_lies_behind_it() -> None:
+    pool = BlockPool(6, block_size=16)
+    table = pool.allocate(5)
+    pool.keep(5, b"a", None)
+    pool.keep(1, b"ab", 5)
+    pool.keep(2, b"x", None)
+    pool.release(table)
+    assert pool.shrink(4)
+    assert (pool.num_free, dict(pool.cache.blocks)) == (3, {b"x": 2})
+    pool.check_integrity()
+
+
+def test_a_pool_that_grows_keeps_what_is_cached() -> None:
+    pool = _pool_with_an_idle_prompt()
+    pool.grow(8)
+    assert (pool.num_free, pool.used_blocks) == (7, [1, 2, 3])
+    pool.check_integrity()
+
+
+def test_integrity_finds_a_block_that_is_free_and_cached() -> None:
+    pool = _pool_with_an_idle_prompt()
+    pool._free.append(2)
+    with pytest.raises(BrokenPool, match="Block 2 is twice in the free list, or free and cached"):
         pool.check_integrity()

@@ -31,6 +31,7 @@ NUM_OUTPUT_TOKENS = 64
 NUM_THREADS = min(os.cpu_count() or 1, 2)
 LENGTHS = (5, 6, 7, 15, 16, 17, 31, 33, 50, 64, 100, 127, 128, 129, 200, 256, 300, 450, 700, 900)
 TOLERANCE = 1e-4
+NUM_SCORED = 5  # those with short prompts
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
 
 Tokens = list[int]
@@ -38,10 +39,14 @@ Tokens = list[int]
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What transformers would say after each prefix: its best token, and by how much it leads the second."""
+    """What transformers would say after each prefix: its best token, and by how much it leads the second.
+
+    ``logprobs`` are those of the engine's tokens, whichever is the best.
+    """
 
     tokens: Tokens
     leads: list[float]
+    logprobs: list[float]
 
 
 @pytest.fixture(scope="module")
@@ -116,18 +121,55 @@ def test_all_in_one_batch_with_random_arrivals(
     assert outputs == alone
 
 
+@pytest.mark.parametrize("swap_bytes", [0, 2**28])
 def test_a_pool_so_small_that_requests_give_way(
     real_artifact: Path,
     prompts: list[Tokens],
     references: list[Reference],
     alone: list[Tokens],
     capsys: pytest.CaptureFixture[str],
+    swap_bytes: int,
 ) -> None:
-    engine = _load(real_artifact, num_blocks=1 + (900 + NUM_OUTPUT_TOKENS) // 16 + 2)
+    num_blocks = 1 + (900 + NUM_OUTPUT_TOKENS) // 16 + 2
+    engine = _load(real_artifact, num_blocks=num_blocks, swap_bytes=swap_bytes)
     outputs = _run(engine, dict(enumerate(prompts)))
-    assert engine.num_preemptions > 0
-    _check(f"{engine.num_preemptions} preemptions", outputs, references, capsys)
+    usage = engine.usage()
+    assert usage.num_preemptions > 0
+    assert (usage.num_swaps > 0) == (swap_bytes > 0)
+    name = f"{usage.num_preemptions} preemptions, {usage.num_swaps} by swap"
+    _check(name, outputs, references, capsys)
     assert outputs == alone
+
+
+def test_prompts_whose_blocks_are_cached(
+    real_artifact: Path,
+    prompts: list[Tokens],
+    references: list[Reference],
+    alone: list[Tokens],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    engine = _load(real_artifact, long_prefill_tokens=50)
+    _run(engine, dict(enumerate(prompts)))
+    computed = engine.telemetry.totals.num_prefill_tokens
+    outputs = _run(engine, dict(enumerate(prompts)))
+    assert engine.telemetry.totals.num_prefill_tokens - computed < 0.2 * computed
+    _check("prompts seen before", outputs, references, capsys)
+    assert outputs == alone
+
+
+def test_answers_are_scored_as_transformers_would(
+    real_artifact: Path, prompts: list[Tokens], references: list[Reference], alone: list[Tokens]
+) -> None:
+    engine = _load(real_artifact)
+    for number in range(NUM_SCORED):
+        engine.add_request(str(number), prompts[number], GREEDY, scored_token_ids=alone[number])
+    scores: dict[int, Any] = {}
+    while engine.has_unfinished:
+        scores |= {int(output.request_id): output.score for output in engine.step()}
+
+    for number, reference in enumerate(references[:NUM_SCORED]):
+        assert scores[number].logprobs == pytest.approx(reference.logprobs, abs=10 * TOLERANCE)
+        assert scores[number].num_agreed == NUM_OUTPUT_TOKENS  # the answer is its own, and greedy
 
 
 def test_the_comparison_notices_a_wrong_token(
@@ -176,7 +218,9 @@ def _refer(model: Any, prompt: Tokens, output: Tokens) -> Reference:
     ids = torch.tensor([prompt + output[:-1]])
     logits = model(ids, logits_to_keep=len(output), use_cache=False).logits[0]
     best = logits.topk(2, dim=-1)
-    return Reference(best.indices[:, 0].tolist(), (-best.values.diff(dim=-1)[:, 0]).tolist())
+    told = logits.log_softmax(dim=-1).gather(1, torch.tensor(output)[:, None])[:, 0]
+    leads = -best.values.diff(dim=-1)[:, 0]
+    return Reference(best.indices[:, 0].tolist(), leads.tolist(), told.tolist())
 
 
 def _check(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from inference.engine.kv_cache import (
     count_blocks,
     count_standby_blocks,
 )
+from inference.engine.plan import Move, MoveKind
 
 SMOLLM2 = ModelConfig(
     family="llama",
@@ -120,3 +122,57 @@ def test_kept_blocks_hold_what_they_held_in_a_cache_of_another_size() -> None:
     cache.resize(4, [3])
     assert cache.num_blocks == 4
     assert torch.equal(cache.tensor[:, 3], before[:, 3])
+
+
+@pytest.fixture
+def numbered() -> KVCache:
+    """Two layers of five blocks, each with numbers of its own, and three swap slots."""
+    cache = KVCache(
+        num_layers=2,
+        num_blocks=5,
+        block_shape=(3, 4),
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )
+    cache.tensor.copy_(torch.arange(2 * 5 * 12).view(2, 5, 3, 4))
+    cache.resize_swap(3)
+    return cache
+
+
+def test_moves_are_made_in_their_order_each_once(numbered: KVCache) -> None:
+    before = numbered.tensor.clone()
+    moves = deque(
+        [
+            Move(MoveKind.SWAP_OUT, 2, 1),
+            Move(MoveKind.COPY, 3, 2),
+            Move(MoveKind.COPY, 2, 4),
+            Move(MoveKind.SWAP_IN, 1, 3),
+        ]
+    )
+    assert numbered.move(moves) == 4
+    assert not moves
+    after = numbered.tensor
+    for block_id, source in ((1, 1), (2, 3), (3, 2), (4, 3)):
+        assert torch.equal(after[:, block_id], before[:, source])
+    assert numbered.move(moves) == 0
+
+
+def test_a_move_that_fails_stays_with_those_behind_it(numbered: KVCache) -> None:
+    moves = deque([Move(MoveKind.COPY, 1, 2), Move(MoveKind.SWAP_OUT, 1, 7)])
+    with pytest.raises(IndexError):
+        numbered.move(moves)
+    assert list(moves) == [Move(MoveKind.SWAP_OUT, 1, 7)]
+
+
+def test_without_swap_space_nothing_can_be_swapped(numbered: KVCache) -> None:
+    numbered.resize_swap(0)
+    with pytest.raises(RuntimeError, match="there is no swap space"):
+        numbered.move(deque([Move(MoveKind.SWAP_OUT, 1, 0)]))
+
+
+def test_swapped_blocks_survive_a_cache_that_is_resized(numbered: KVCache) -> None:
+    expected = numbered.tensor[:, 2].clone()
+    numbered.move(deque([Move(MoveKind.SWAP_OUT, 2, 0)]))
+    numbered.resize(9, [])
+    numbered.move(deque([Move(MoveKind.SWAP_IN, 0, 8)]))
+    assert torch.equal(numbered.tensor[:, 8], expected)

@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inference.config import EngineConfig
-from inference.engine import kv_cache, llm_engine
+from inference.engine import kv_memory
 from inference.engine.llm_engine import LLMEngine
-from inference.engine.memory import MARGIN_BYTES
 from inference.engine.request import RequestRefused
+from inference.planner import memory as planner
+from inference.planner.memory import MARGIN_BYTES
 from inference.protocol import SamplingParams
 
 BLOCK_SIZE = 4
@@ -39,8 +40,8 @@ class Memory:
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
     memory = Memory()
-    monkeypatch.setattr(llm_engine, "available_bytes", memory.available_bytes)
-    monkeypatch.setattr(kv_cache, "STANDBY_TOKENS", (FLOOR - 1) * BLOCK_SIZE)
+    monkeypatch.setattr(kv_memory, "available_bytes", memory.available_bytes)
+    monkeypatch.setattr(planner, "STANDBY_TOKENS", (FLOOR - 1) * BLOCK_SIZE)
     return memory
 
 
@@ -90,6 +91,22 @@ def test_a_loaded_engine_has_the_floor_and_grows_with_its_first_request(engine: 
     assert (engine.usage().kv_blocks, engine.usage().kv_blocks_full) == (FLOOR - 1, FULL - 1)
     engine.add_request("a", _prompt(5), DRAWN)
     assert engine.usage().kv_blocks == FULL - 1
+
+
+def test_an_engine_without_swap_space_asks_for_no_memory_once_it_is_full(
+    tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = EngineConfig(
+        tiny_artifact, dtype="float32", block_size=4, num_blocks=FULL, num_threads=1, swap_bytes=0
+    )
+    engine = LLMEngine.load(config)
+    assert engine.resize_kv(is_standby=False)
+
+    def ask() -> int:
+        raise AssertionError("The machine was asked for what is there, for every request.")
+
+    monkeypatch.setattr(kv_memory, "available_bytes", ask)
+    engine.add_request("a", _prompt(5), DRAWN)
 
 
 def test_a_standby_shrinks_once_nothing_is_held_beyond_its_floor(engine: LLMEngine) -> None:

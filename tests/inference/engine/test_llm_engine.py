@@ -17,10 +17,10 @@ from inference.config import EngineConfig, InvalidConfig
 from inference.engine import llm_engine
 from inference.engine.detokenizer import Detokenizer
 from inference.engine.llm_engine import LLMEngine, WarmUpFailed
+from inference.engine.plan import StepPlan
 from inference.engine.request import Request, RequestRefused, StepOutput
 from inference.engine.runner import Runner
 from inference.engine.sampler import sample
-from inference.engine.scheduler import StepPlan
 from inference.protocol import ChatMessage, FinishReason, SamplingParams
 
 END_OF_TEXT = 257
@@ -167,7 +167,7 @@ def _decoding(engine: LLMEngine) -> None:
 def _preempted(engine: LLMEngine) -> None:
     for number in range(4):
         engine.abort("victim")
-        engine.add_request(f"older {number}", _prompt(20), replace(SEEDED, max_tokens=80))
+        engine.add_request(f"older {number}", _prompt(20 + number), replace(SEEDED, max_tokens=80))
     engine.add_request("victim", _prompt(40), SEEDED)
     while engine.num_preemptions == 0:
         engine.step()

@@ -11,6 +11,8 @@ import torch
 
 from inference.config import EngineConfig
 from inference.engine import parts
+from inference.engine.llm_engine import LLMEngine
+from inference.kernels.loader import KernelUnavailable, load_library
 
 
 def _load(artifact: Path, num_threads: int = 1) -> parts.Parts:
@@ -47,3 +49,28 @@ def test_another_release_of_what_makes_the_prompt_has_another_fingerprint(
     monkeypatch.setattr(parts, "version", tell)
 
     assert _load(tiny_artifact).fingerprint != fingerprint
+
+
+def test_the_kernel_is_told_with_its_numbers_and_with_threads_that_may_change_a_sum(
+    tiny_artifact: Path,
+) -> None:
+    plain = EngineConfig(tiny_artifact, kernel="torch", dtype="float32", num_threads=1)
+    assert LLMEngine.load(plain).kernel == "torch, float32, threads 1"
+
+
+def test_the_native_kernel_is_told_with_its_instruction_set(tiny_artifact: Path) -> None:
+    try:
+        library = load_library()
+    except KernelUnavailable as reason:
+        pytest.skip(str(reason))
+    config = EngineConfig(tiny_artifact, kernel="native", num_threads=2)
+    assert LLMEngine.load(config).kernel == f"{library.name}, bfloat16"
+
+
+def test_a_version_with_its_own_libraries_has_another_fingerprint(tiny_artifact: Path) -> None:
+    plain, own, other = (
+        parts.load_parts(EngineConfig(tiny_artifact, dtype="float32", runtime=digest)).fingerprint
+        for digest in ("", "0123456789abcdef", "fedcba9876543210")
+    )
+
+    assert len({plain, own, other}) == 3

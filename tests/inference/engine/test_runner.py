@@ -10,9 +10,10 @@ import torch
 from inference.artifact import read_manifest
 from inference.engine.block_pool import BlockPool
 from inference.engine.kv_cache import KVCache
+from inference.engine.limits import SchedulerLimits
 from inference.engine.request import Request
 from inference.engine.runner import Runner
-from inference.engine.scheduler import Scheduler, SchedulerLimits
+from inference.engine.scheduler import Scheduler
 from inference.models.decoder import Decoder
 from inference.protocol import SamplingParams
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from inference.engine.limits import SchedulerLimits
+from inference.engine.plan import StepPlan
 from inference.engine.request import Request, Status
-from inference.engine.scheduler import SchedulerLimits, StepPlan
 from tests.inference.engine.echo_kv import EchoKV, dense_answer
 from tests.inference.engine.small_scheduler import (
     EOS,

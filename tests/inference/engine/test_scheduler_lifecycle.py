@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from inference.config import InvalidConfig
+from inference.engine.limits import SchedulerLimits
 from inference.engine.request import Request, RequestRefused, Status
-from inference.engine.scheduler import Scheduler, SchedulerLimits
+from inference.engine.scheduler import Scheduler
 from inference.protocol import FinishReason, SamplingParams
 from tests.inference.engine.small_scheduler import (
     EOS,

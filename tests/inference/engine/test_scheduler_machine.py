@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import Phase, settings
@@ -15,13 +16,26 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from inference.engine.scheduler import SchedulerLimits
+from inference.engine.limits import SchedulerLimits
 from inference.protocol import SamplingParams
-from tests.inference.engine.checked_scheduler import Case, CheckedScheduler
+from tests.inference.engine.checked_scheduler import Case, CheckedScheduler, Memory
 from tests.inference.engine.echo_kv import VOCAB_SIZE
-from tests.inference.engine.scheduler_mutants import MUTANTS, Mutant
+from tests.inference.engine.mutant import Mutant
+from tests.inference.engine.scheduler_mutants import MUTANTS
 
 EOS_TOKEN_IDS = frozenset(range(VOCAB_SIZE // 20))
+HOW_TO_END = ("aborted", "stopped", "broken")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A prompt of ``length`` tokens; all of one ``origin`` begin alike."""
+
+    length: int
+    max_tokens: int | None = None
+    ignore_eos: bool = True
+    origin: int = 0
+    n: int = 1
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -36,6 +50,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         spare_budget=st.integers(0, 8),
         long_prefill_tokens=st.integers(1, 8),
         max_model_len=st.integers(12, 40),
+        worth_waiting_tokens=st.integers(1, 8),
+        memory=st.builds(
+            Memory,
+            is_cached=st.sampled_from([True, True, True, False]),
+            num_swap_slots=st.sampled_from([0, 3, 30]),
+            copies_per_token=st.sampled_from([0.01, 3.0, 100.0]),
+        ),
     )
     def start(
         self,
@@ -45,6 +66,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         spare_budget: int,
         long_prefill_tokens: int,
         max_model_len: int,
+        worth_waiting_tokens: int,
+        memory: Memory,
     ) -> None:
         limits = SchedulerLimits(
             max_num_seqs=max_num_seqs,
@@ -52,30 +75,60 @@ class SchedulerMachine(RuleBasedStateMachine):
             long_prefill_tokens=long_prefill_tokens,
             max_model_len=max_model_len,
             eos_token_ids=EOS_TOKEN_IDS,
+            worth_waiting_tokens=worth_waiting_tokens,
         )
-        self.checked = CheckedScheduler(limits, num_blocks=num_blocks, block_size=block_size)
+        self.checked = CheckedScheduler(
+            limits, num_blocks=num_blocks, block_size=block_size, memory=memory
+        )
 
     @rule(
         # Short prompts with long answers outgrow the pool only after they were let in.
         prompt_lengths=st.lists(st.integers(1, 4) | st.integers(1, 14), min_size=1, max_size=4),
         max_tokens=st.none() | st.integers(1, 24),
         ignore_eos=st.booleans(),
+        origin=st.integers(0, 1),
+        n=st.sampled_from([1, 1, 1, 2, 3]),
     )
-    def add(self, prompt_lengths: list[int], max_tokens: int | None, ignore_eos: bool) -> None:
+    def add(
+        self,
+        prompt_lengths: list[int],
+        max_tokens: int | None,
+        ignore_eos: bool,
+        origin: int,
+        n: int,
+    ) -> None:
         for length in prompt_lengths:
-            self._add_one(str(len(self.checked.cases)), length, max_tokens, ignore_eos)
+            self._add_one(Ask(length, max_tokens, ignore_eos, origin, n))
+
+    @precondition(lambda self: self.checked.cases)
+    @rule(
+        index=st.integers(0, 99),
+        num_tokens=st.integers(1, 30),
+        max_tokens=st.none() | st.integers(1, 24),
+    )
+    def go_on_with_an_answer(self, index: int, num_tokens: int, max_tokens: int | None) -> None:
+        case = self.checked.cases[-1 - index % len(self.checked.cases)]
+        prompt, sampling = case.request.tokens[:num_tokens], case.request.sampling
+        self.checked.add(
+            str(len(self.checked.cases)),
+            prompt,
+            replace(sampling, max_tokens=max_tokens),
+            salt=case.request.cache_salt,
+        )
 
     @precondition(lambda self: any(case.request.is_finished for case in self.checked.cases))
     @rule(prompt_length=st.integers(1, 14))
     def reuse_the_id_of_the_last_that_ended(self, prompt_length: int) -> None:
         ended = [case.request.id for case in self.checked.cases if case.request.is_finished]
         if ended[-1] not in self.checked.scheduler:
-            self._add_one(ended[-1], prompt_length, None, True)
+            self._add_one(Ask(prompt_length), ended[-1])
 
     @precondition(lambda self: self.checked.step is None)
-    @rule(count=st.integers(1, 16))
-    def run_steps(self, count: int) -> None:
+    @rule(count=st.integers(1, 16), is_tried_before=st.booleans())
+    def run_steps(self, count: int, is_tried_before: bool) -> None:
         for _ in range(count):
+            if is_tried_before:
+                self.checked.plan_in_vain()
             self.checked.plan()
             self.checked.commit()
 
@@ -95,16 +148,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.checked.drop_step()
 
     @precondition(lambda self: self.checked.cases)
-    @rule(index=st.integers(0, 99), by_stop_string=st.booleans())
-    def end_one(self, index: int, by_stop_string: bool) -> None:
-        self._end(self.checked.cases[-1 - index % len(self.checked.cases)], by_stop_string)
+    @rule(index=st.integers(0, 99), how=st.sampled_from(HOW_TO_END))
+    def end_one(self, index: int, how: str) -> None:
+        cases = self.checked.unfinished if index % 4 else self.checked.cases
+        if cases:
+            self._end(cases[-1 - index % len(cases)], how)
+
+    @precondition(lambda self: self.checked.preempted)
+    @rule(how=st.sampled_from(HOW_TO_END))
+    def end_one_that_gave_way(self, how: str) -> None:
+        self._end(self.checked.preempted[0], how)
 
     @precondition(lambda self: self.checked.step is None and self.checked.unfinished)
-    @rule(index=st.integers(0, 9), by_stop_string=st.booleans())
-    def end_one_between_plan_and_commit(self, index: int, by_stop_string: bool) -> None:
+    @rule(index=st.integers(0, 9), how=st.sampled_from(HOW_TO_END))
+    def end_one_between_plan_and_commit(self, index: int, how: str) -> None:
         self.checked.plan()
         # The oldest ones first: they have a row in the plan.
-        self._end(self.checked.unfinished[index % len(self.checked.unfinished)], by_stop_string)
+        self._end(self.checked.unfinished[index % len(self.checked.unfinished)], how)
         self.checked.commit()
 
     def teardown(self) -> None:
@@ -112,19 +172,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         if hasattr(self, "checked") and sys.exc_info()[0] is None:
             self.checked.drain()
 
-    def _end(self, case: Case, by_stop_string: bool) -> None:
-        if by_stop_string and not case.request.is_finished:
+    def _end(self, case: Case, how: str) -> None:
+        if how == "stopped" and not case.request.is_finished:
             self.checked.stop(case)
         elif case.request.id not in self.checked.scheduler or not case.request.is_finished:
-            self.checked.abort(case)
+            self.checked.abort(case, is_broken=how == "broken")
 
-    def _add_one(
-        self, request_id: str, prompt_length: int, max_tokens: int | None, ignore_eos: bool
-    ) -> None:
+    def _add_one(self, ask: Ask, request_id: str = "") -> None:
         seed = len(self.checked.cases)
-        prompt = [(seed * 31 + position) % VOCAB_SIZE for position in range(prompt_length)]
-        sampling = SamplingParams(max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos)
-        self.checked.add(request_id, prompt, sampling)
+        prompt = [(ask.origin * 31 + position) % VOCAB_SIZE for position in range(ask.length)]
+        sampling = SamplingParams(max_tokens=ask.max_tokens, seed=seed, ignore_eos=ask.ignore_eos)
+        salt = "other" if seed % 4 == 3 else ""
+        self.checked.add(request_id or str(seed), prompt, sampling, n=ask.n, salt=salt)
 
 
 @pytest.mark.slow
