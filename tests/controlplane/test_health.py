@@ -1,4 +1,4 @@
-"""Probes and counters of a web process."""
+"""Probes of a web process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from controlplane.health import Counter, Health, Histogram, Metrics, NotReady
+from controlplane.health import Health, NotReady
 
 
 class Checks:
@@ -104,46 +104,3 @@ def test_a_process_without_checks_cannot_be_ready() -> None:
 def test_a_start_up_check_must_exist(checks: Checks) -> None:
     with pytest.raises(ImproperlyConfigured, match="nobody"):
         checks.health(startup=("nobody",))
-
-
-def test_a_counter_is_written_as_prometheus_reads_it() -> None:
-    counter = Counter("c_total", "Help.", "name")
-    counter.add("a")
-    counter.add('q"\\\n', amount=12345678)
-
-    assert list(counter.lines()) == [
-        "# HELP c_total Help.",
-        "# TYPE c_total counter",
-        'c_total{name="a"} 1',
-        'c_total{name="q\\"\\\\\\n"} 12345678',
-    ]
-
-
-def test_a_counter_without_labels_starts_at_zero() -> None:
-    assert list(Counter("c", "Help.", kind="gauge").lines())[-1] == "c 0"
-
-
-def test_a_histogram_is_cumulative_and_its_bounds_are_inclusive() -> None:
-    histogram = Histogram("h", "Help.", "name")
-    for seconds in (0.005, 0.3, 1000):
-        histogram.observe(seconds, "a")
-    lines = list(histogram.lines())
-
-    assert 'h_bucket{name="a",le="0.005"} 1' in lines
-    assert 'h_bucket{name="a",le="0.25"} 1' in lines
-    assert 'h_bucket{name="a",le="0.5"} 2' in lines
-    assert 'h_bucket{name="a",le="300"} 2' in lines
-    assert lines[-3:] == [
-        'h_bucket{name="a",le="+Inf"} 3',
-        'h_sum{name="a"} 1000.305',
-        'h_count{name="a"} 3',
-    ]
-
-
-def test_all_metrics_are_rendered_with_help_and_type() -> None:
-    text = Metrics().render()
-
-    names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
-    assert len(names) == len(set(names)) == text.count("# HELP")
-    assert all(name.startswith("tatkal_") for name in names)
-    assert text.endswith("\n")
