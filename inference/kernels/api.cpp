@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "model.h"
+#include "simd.h"
 
 #include <algorithm>
 #include <chrono>
@@ -21,20 +22,27 @@ const char* guarded(Function function) {
   }
 }
 
-// Reads a buffer as a matrix is read; the sum keeps the compiler from leaving it out.
+// Whole registers from four places at once: as fast as these cores can read. The sum keeps the compiler from leaving it out.
+AVX512 uint64_t read_words(const uint64_t* words, size_t count) {
+  constexpr int kStreams = 4, kWords = 8;
+  const size_t per_stream = count / kStreams / kWords * kWords;
+  __m512i sums[kStreams];
+  for (auto& sum : sums) sum = _mm512_setzero_si512();
+  for (size_t i = 0; i < per_stream; i += kWords)
+    for (int stream = 0; stream < kStreams; ++stream)
+      sums[stream] = _mm512_xor_si512(sums[stream], _mm512_loadu_si512(words + stream * per_stream + i));
+  const __m512i both = _mm512_xor_si512(_mm512_xor_si512(sums[0], sums[1]), _mm512_xor_si512(sums[2], sums[3]));
+  return uint64_t(_mm512_reduce_add_epi64(both));
+}
+
+// Reads a buffer once, in tasks.
 class ReadProgram : public Program {
  public:
   ReadProgram(const uint64_t* words, size_t num_words, int num_tasks)
       : words_(words), per_task_(num_words / num_tasks), num_tasks_(num_tasks), sums_(num_tasks) {}
   int num_phases() const override { return 1; }
   int num_tasks(int) const override { return num_tasks_; }
-  void run(int, int task, int) override {
-    const uint64_t* words = words_ + task * per_task_;
-    uint64_t sums[8] = {};
-    for (size_t i = 0; i + 8 <= per_task_; i += 8)
-      for (int j = 0; j < 8; ++j) sums[j] ^= words[i + j];
-    for (uint64_t sum : sums) sums_[task] ^= sum;
-  }
+  void run(int, int task, int) override { sums_[task] = read_words(words_ + task * per_task_, per_task_); }
   uint64_t sum() const {
     uint64_t total = 0;
     for (uint64_t sum : sums_) total ^= sum;

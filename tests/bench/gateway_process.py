@@ -46,7 +46,7 @@ def run_gateway(redis_url: str, log: Path) -> Iterator[Gateway]:
     """Start a gateway as `make run` does, wait until it lives, and end it with the context."""
     api_key = f"{KEY_PREFIX}-bench-{secrets.token_urlsafe(32)}"
     with Queue(redis_url) as queue:
-        queue.put_key("bench", KeyRecord(digest_key(api_key), "bench").to_json())
+        queue.put_keys({"bench": KeyRecord(digest_key(api_key), "bench").to_json()})
     port = free_port()
     command = (
         "-m uvicorn controlplane.asgi:application --http controlplane.connection:Connection --host 127.0.0.1 "
