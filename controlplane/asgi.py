@@ -23,7 +23,8 @@ from django.conf import settings
 from django.core.asgi import get_asgi_application
 from django.utils.module_loading import import_string
 
-from controlplane.health import Health, Metrics
+from controlplane.health import Health
+from controlplane.metrics import Metrics
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -120,16 +121,16 @@ class Application:
         metrics: Metrics = state["metrics"]
         reply = _Reply(send, state["request_id"])
         started = time.monotonic()
-        metrics.in_flight.add()
+        metrics.in_flight.inc()
         try:
             async with AsyncExitStack() as exits:
                 state["exits"] = exits
                 await self._answer(scope, receive, reply)
         finally:
             endpoint = state.get("endpoint", "")
-            metrics.in_flight.add(amount=-1)
-            metrics.requests.add(endpoint, str(reply.status))
-            metrics.latency.observe(time.monotonic() - started, endpoint)
+            metrics.in_flight.dec()
+            metrics.requests.labels(endpoint, reply.status).inc()
+            metrics.duration.labels(endpoint).observe(time.monotonic() - started)
 
     async def _answer(
         self, scope: MutableMapping[str, Any], receive: Receive, reply: _Reply

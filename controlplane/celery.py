@@ -12,7 +12,9 @@ from typing import Any
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings.control")
 
 from celery import Celery
+from celery.app.amqp import AMQP
 from django.conf import settings
+from kombu.connection import Connection
 
 TASKS = "controlplane.tasks.control"
 QUEUE = "control"
@@ -29,6 +31,26 @@ BROKER_OPTIONS = {
     "retry_on_timeout": True,
     "health_check_interval": 10,
 }
+RECONNECT = {"interval_start": 1.0, "interval_step": 0.0, "interval_max": 1.0}
+
+
+class PromptConnection(Connection):
+    """A connection to the broker that looks every second whether the broker is back.
+
+    Worker and beat wait here, and name no pause: kombu's own (5.7) grows to half a minute, and a route would stay wrong
+    for as long after Redis is back.
+    """
+
+    def ensure_connection(self, *args: Any, **options: Any) -> Any:
+        """As kombu's, with another pause between tries where the caller names none."""
+        options = {**RECONNECT, **options}
+        return super().ensure_connection(*args, **options)  # type: ignore[no-untyped-call]
+
+
+class PromptBroker(AMQP):  # type: ignore[misc]
+    """What an app speaks to its broker with."""
+
+    Connection = PromptConnection
 
 
 def every(task: str, seconds: float, *, expires_s: float | None = None) -> dict[str, Any]:
@@ -40,7 +62,7 @@ def every(task: str, seconds: float, *, expires_s: float | None = None) -> dict[
     }
 
 
-app = Celery("tatkal")
+app = Celery("tatkal", amqp=PromptBroker)
 app.conf.update(
     broker_url=settings.REDIS_URL,
     broker_connection_retry_on_startup=True,
@@ -49,12 +71,17 @@ app.conf.update(
     beat_schedule={
         "relay": every("relay", 1.0),
         "intake": every("intake", 1.0),
+        "intake-answers": every("intake_answers", 1.0),
+        "score-pairs": every("score_pairs", 5.0),
+        "tick-rollouts": every("tick_rollouts", 1.0),
         "reconcile": every("reconcile", 2.0),
         "expire-standby": every("expire_standby", 10.0),
         "publish-keys": every("publish_keys", 2.0),
         "import-pending": every("import_pending", 5.0),
         "expire-idempotency": every("expire_idempotency", 3600.0, expires_s=600.0),
         "expire-log": every("expire_log", 3600.0, expires_s=600.0),
+        "expire-pairs": every("expire_pairs", 3600.0, expires_s=600.0),
+        "expire-outbox": every("expire_outbox", 3600.0, expires_s=600.0),
     },
     task_default_queue=QUEUE,
     task_acks_late=True,

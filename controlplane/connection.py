@@ -7,16 +7,26 @@ byte an hour, endless headers, or never reads its answer holds a connection and 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from asyncio import Transport
 from asyncio.events import TimerHandle
+from collections import Counter
 from http import HTTPStatus
+from typing import Any
 
+from django.conf import settings
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 HEADER_TIMEOUT_S = 10.0
 MAX_HEADER_BYTES = 16 * 1024
 WRITE_STALL_S = 30.0
+CROWD_RETRY_S = 5
+CROWD_LINGER_S = 1.0
+
+# Of this process: how many connections each client address has open.
+_open: Counter[str] = Counter()
 
 
 class HeadersTooLarge(Exception):
@@ -30,9 +40,12 @@ class Connection(HttpToolsProtocol):
     - Request line and headers have ``MAX_HEADER_BYTES`` together, else 431.
     - While output waits above the transport's high-water mark for ``WRITE_STALL_S``, nobody reads: the connection is
       aborted, the application sees ``http.disconnect``, and cancels.
+    - Of one client address ``settings.CONNECTIONS_PER_ADDRESS`` connections are served; requests of further ones are
+      answered 503 before their body is read.
     - WebSockets are refused: no page or API here speaks them.
     """
 
+    _address = ""
     _header_timer: TimerHandle | None = None
     _write_timer: TimerHandle | None = None
     _header_bytes = 0
@@ -40,14 +53,23 @@ class Connection(HttpToolsProtocol):
     _status = HTTPStatus.BAD_REQUEST
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        """Start the clock of the first request's headers."""
+        """Start the clock of the first request's headers, and see whether its client has too many already."""
         super().connection_made(transport)
         self._start_header_timer()
+        self._address = _address_of(transport)
+        if self._address:
+            _open[self._address] += 1
+            if 0 < settings.CONNECTIONS_PER_ADDRESS < _open[self._address]:
+                self.app = _refuse_crowd
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all clocks."""
         self._stop_header_timer()
         self._stop_write_timer()
+        if self._address:
+            _open[self._address] -= 1
+            if not _open[self._address]:
+                del _open[self._address]
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -142,6 +164,35 @@ class Connection(HttpToolsProtocol):
     def _abort(self) -> None:
         self._write_timer = None
         self.transport.abort()
+
+
+def _address_of(transport: Transport) -> str:
+    """The client's address without its port; empty for a socket that has none."""
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if isinstance(peer, tuple) else ""
+
+
+async def _refuse_crowd(_scope: Any, receive: Any, send: Any) -> None:
+    """In the application's place: say that the client has too many connections, and end this one."""
+    body = _error_body(
+        "too_many_connections",
+        f"This address has {settings.CONNECTIONS_PER_ADDRESS} connections open here, which is the most; use those, or "
+        "close some.",
+    )
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"retry-after", b"%d" % CROWD_RETRY_S),
+        (b"connection", b"close"),
+    ]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    # Closed with unread input, the connection would be reset, and the answer lost on its way.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CROWD_LINGER_S):
+            while (await receive()).get("more_body"):
+                pass
+    await send({"type": "http.response.body", "body": b""})
 
 
 def _error_body(code: str, message: str) -> bytes:

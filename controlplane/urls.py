@@ -11,6 +11,7 @@ from controlplane import health
 urlpatterns = [
     *health.urlpatterns,
     path("", RedirectView.as_view(pattern_name="admin:index", permanent=False)),
+    path("admin/", include("controlplane.dashboard.site")),
     path("admin/", admin.site.urls),
     path("api/v1/", include("controlplane.api.urls")),
 ]

@@ -11,12 +11,14 @@ import logging
 import secrets
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Self
 
 from inference.protocol import Resident
+from inference.protocol.text import known_fields
 from inference.queue import Adoption, Lane, Lease, Queue, QueueUnavailable
 
 logger = logging.getLogger(__name__)
@@ -38,11 +40,14 @@ class SlotState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
-    """A slot's last report. ``detail`` says why it failed, what it lacks, or what computes its steps.
+    """A slot's last report. ``detail`` says why it failed, or what it lacks.
 
+    ``kernel`` is what computes its steps, for people, and ``fingerprint`` a digest over all that may change a token.
     ``probe`` is a digest of its first answers: where fingerprints are equal, it is too. ``kv_blocks`` is what the cache
     has now, ``kv_blocks_full`` what it may grow to. ``loaded_in_s`` runs from adoption to ready, failed tries included.
+    ``runtime`` tells interpreter and libraries of a version that has its own, and their digest, which its fingerprint holds.
     Times are epoch seconds of the Redis server; ``retry_at`` is 0 unless a failed load is to be tried again.
+    ``telemetry`` is how it did in the last seconds (``Residency.telemetry``); None is what cannot be told.
     """
 
     slot: str
@@ -51,6 +56,7 @@ class SlotStatus:
     state: SlotState = SlotState.WAITING
     detail: str = ""
     fingerprint: str = ""
+    kernel: str = ""
     role: str = ""
     probe: str = ""
     kv_blocks: int = 0
@@ -59,7 +65,9 @@ class SlotStatus:
     weight_bytes: int = 0
     loaded_in_s: float = 0.0
     retry_at: float = 0.0
+    runtime: str = ""
     updated_at: float = 0.0
+    telemetry: Mapping[str, float | None] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """One report."""
@@ -69,8 +77,7 @@ class SlotStatus:
     def from_json(cls, text: str, *, updated_at: float) -> Self:
         """Rebuild from ``to_json``, also of another release; the time is the server's, whatever the slot believed."""
         data = json.loads(text) | {"updated_at": updated_at}
-        known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
-        return cls(**known | {"state": SlotState(data["state"])})
+        return cls(**known_fields(cls, data) | {"state": SlotState(data["state"])})
 
     @property
     def lane(self) -> Lane | None:
@@ -82,8 +89,9 @@ class SlotStatus:
 class LoadFailure:
     """How the loading of a desired version fails, kept until it is loaded or no longer desired.
 
-    ``count`` is of tries in a row. ``retry_at``, epoch seconds of the Redis server, is when the next may begin. While a
-    try ``is_under_way``, some slot reports that it loads this version; if none does, the process of that slot died.
+    ``count`` is of tries in a row, the last of them by ``slot``, which told of it at ``failed_at``. ``retry_at`` is when
+    the next may begin; both are epoch seconds of the Redis server. While a try ``is_under_way``, some slot reports that it
+    loads this version; if none does, the process of that slot died.
     """
 
     endpoint: str
@@ -93,6 +101,8 @@ class LoadFailure:
     retry_at: float = 0.0
     detail: str = ""
     is_under_way: bool = False
+    slot: str = ""
+    failed_at: float = 0.0
 
     @property
     def lane(self) -> Lane:
@@ -106,8 +116,7 @@ class LoadFailure:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Rebuild from ``to_json``, also of another release."""
-        data = json.loads(text)
-        return cls(**{field.name: data[field.name] for field in fields(cls) if field.name in data})
+        return cls(**known_fields(cls, json.loads(text)))
 
 
 def list_failures(queue: Queue) -> list[LoadFailure]:
@@ -162,13 +171,17 @@ class Member:
     every residency and after every lost lease, because what was delivered under the old one may be running elsewhere.
     """
 
-    def __init__(self, queue: Queue, slot: str, *, lease_ms: int) -> None:
+    def __init__(self, queue: Queue, slot: str, *, lease_ms: int, handover: str = "") -> None:
+        """With the ``handover`` of a process that was replaced by this one, its lease and its claim go on."""
         self._queue = queue
         self._lock = threading.RLock()
-        self._lease = Lease(slot, _new_consumer(slot), lease_ms)
+        left = json.loads(handover) if handover else {}
+        self._lease = Lease(slot, left.get("consumer") or _new_consumer(slot), lease_ms)
         self._has_lease = False
         self._settled_at = 0.0
         self.status = SlotStatus(slot)
+        if left:
+            self.status = SlotStatus.from_json(left["status"], updated_at=0.0)
         self.clock = ServerClock()
 
     @property
@@ -228,7 +241,9 @@ class Member:
             if not adoption.is_published:
                 self.unsettle()
             resident = adoption.resident
-            if resident is not None:
+            if resident is None:
+                self.status = SlotStatus(self.slot)
+            else:
                 self.status = SlotStatus(
                     self.slot,
                     resident.endpoint,
@@ -258,6 +273,27 @@ class Member:
             self.note(role=found.role)
             return adoption
 
+    def hand_over(self, lease_ms: int) -> str:
+        """Keep lease and claim for ``lease_ms``, and return what the process needs that goes on with them.
+
+        Where they are lost already, that process finds out as this one would.
+
+        Raises:
+            QueueUnavailable: Redis cannot be reached.
+        """
+        with self._lock:
+            lease, report = replace(self._lease, lease_ms=lease_ms), self.status.to_json()
+            self._queue.renew(lease, report, self.status.lane, is_ready=False)
+            return json.dumps({"consumer": self.consumer, "status": report})
+
+    def oldest_waiting_at(self) -> float | None:
+        """When, on ``time.monotonic()``, the request came that waits longest in its lane; None if none waits, or nobody knows."""
+        lane = self.status.lane
+        with suppress(QueueUnavailable):
+            arrival_ms = self._queue.read_oldest(lane) if lane else None
+            return None if arrival_ms is None else self.clock.to_monotonic(arrival_ms)
+        return None
+
     def begin_load(self, resident: Resident, num_tries: int) -> LoadFailure:
         """Count a try before it is made, because it may end this process; the failure that it is if nothing follows.
 
@@ -267,8 +303,11 @@ class Member:
             *(resident.endpoint, resident.version, resident.artifact, num_tries, 0.0),
             "the process ended while it loaded this version; perhaps there was no memory left",
             is_under_way=True,
+            slot=self.slot,
         )
         with suppress(QueueUnavailable):
+            # Before the try is counted: one that no slot reports is taken for one whose process died.
+            self.renew()
             before = self._read_failure(failure.lane)
             if before is not None and before.artifact == failure.artifact:
                 failure = replace(failure, count=max(before.count + 1, num_tries))
@@ -290,7 +329,8 @@ class Member:
 
     def _put_failure(self, failure: LoadFailure) -> LoadFailure:
         delay_s = LOAD_RETRIES_S[min(failure.count, len(LOAD_RETRIES_S)) - 1]
-        failure = replace(failure, retry_at=self.clock.to_server(time.monotonic()) + delay_s)
+        now = self.clock.to_server(time.monotonic())
+        failure = replace(failure, failed_at=now, retry_at=now + delay_s)
         with suppress(QueueUnavailable):  # then it is known here alone
             self._queue.put_failure(failure.lane, failure.to_json())
         return failure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
 
@@ -11,11 +11,16 @@ from controlplane.endpoints import services as endpoints
 from controlplane.endpoints.models import Endpoint
 from controlplane.monitoring.models import RequestLog
 from controlplane.registry.models import Model, Version
+from controlplane.rollouts.freezing import frozen_document
+from controlplane.rollouts.models import Rollout
+from controlplane.rollouts.policies import find_policy
 from inference.protocol import RequestRecord
 from inference.queue import Queue
 from inference.replicas import Member, SlotState, SlotStatus
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+
+TELEMETRY = {"tokens_per_s": 12.5, "batch_rows": 2.0, "mbu": 0.42, "mfu": 0.07, "queue_age_s": 0.0}
 
 _numbers = count(1)
 
@@ -43,6 +48,25 @@ def make_endpoint(name: str = "chat", *, live: Version | None = None, **fields: 
     return Endpoint.objects.with_versions().get(pk=endpoint.pk)
 
 
+def make_rollout(endpoint: Endpoint, candidate: Version, **fields: Any) -> Rollout:
+    """A rollout that has just begun, as a row alone: its endpoint knows nothing of it."""
+    policy = find_policy("quick", now=NOW)
+    values: dict[str, Any] = {
+        "endpoint": endpoint,
+        "incumbent": endpoint.live,
+        "candidate": candidate,
+        "policy": policy,
+        "document": frozen_document(policy.document),
+        "plan": {"judged": ["[]"], "pooled": {}, "not_covered": []},
+        "created_by": "ada",
+        "created_at": NOW,
+        "state_at": NOW,
+        "step_at": NOW,
+        "deadline_at": NOW + timedelta(days=14),
+    }
+    return Rollout.objects.create(**values | fields)
+
+
 def make_control_token(role: str = "viewer") -> str:
     """The clear text of a fresh control token."""
     return access.issue(name="ada", kind="control", role=role, actor="ada", now=NOW).clear_text
@@ -58,7 +82,12 @@ def hold_ready(queue: Queue, endpoint: str, *versions: str) -> list[Member]:
     members = []
     for version in versions:
         member = Member(queue, f"slot-{endpoint}-{version.replace('/', '-')}", lease_ms=60_000)
-        member.status = SlotStatus(member.slot, endpoint, version, SlotState.READY)
+        member.status = SlotStatus(
+            *(member.slot, endpoint, version, SlotState.READY),
+            fingerprint="f1",
+            kernel="instant",
+            telemetry=TELEMETRY,
+        )
         assert member.renew()
         members.append(member)
     return members

@@ -20,6 +20,9 @@ for name in (
     "TATKAL_SECRET_KEY_FILE",
     "PORT",
     "CONTROL_PORT",
+    "TATKAL_COST_PER_HOUR",
+    "TATKAL_ENGINE_SLOTS",
+    "TATKAL_METRICS_PORT",
 ):
     os.environ.pop(name, None)
 

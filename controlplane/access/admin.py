@@ -12,24 +12,40 @@ from django.contrib.auth.admin import GroupAdmin, UserAdmin
 from django.contrib.auth.models import Group, User
 from django.db.models import QuerySet
 from django.forms import ModelForm
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
 from django.utils import timezone
 from unfold.admin import ModelAdmin
 from unfold.contrib.filters.admin import ChoicesDropdownFilter, RangeDateTimeFilter
 from unfold.decorators import display
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
+from unfold.widgets import UnfoldAdminTextInputWidget
 
 from controlplane.access import services
 from controlplane.access.models import ApiKey
 from controlplane.errors import DomainError
 
+ISSUED = "admin/access/apikey/issued.html"
+
 
 class IssueForm(forms.ModelForm):
     """What a person decides about a new key."""
 
+    endpoints = forms.CharField(
+        required=False,
+        max_length=4000,
+        widget=UnfoldAdminTextInputWidget,
+        help_text="Names with blanks between them, to limit an application's key to these endpoints.",
+    )
+
     class Meta:
         model = ApiKey
-        fields = ("name", "kind", "role", "expires_at")
+        fields = ("name", "kind", "role", "endpoints", "expires_at")
+
+    def clean_endpoints(self) -> list[str]:
+        """Its names."""
+        text: str = self.cleaned_data["endpoints"]
+        return text.replace(",", " ").split()
 
     def clean(self) -> dict[str, Any]:
         """A role for control tokens, none for applications."""
@@ -39,6 +55,10 @@ class IssueForm(forms.ModelForm):
             self.add_error("role", "Choose a role for a control token.")
         if not is_control and data.get("role"):
             self.add_error("role", "Only control tokens have a role.")
+        try:
+            services.check_endpoints(data.get("kind", ""), data.get("endpoints", []))
+        except DomainError as error:
+            self.add_error("endpoints", error.message)
         if data.get("expires_at") and data["expires_at"] <= timezone.now():
             self.add_error("expires_at", "Choose a moment to come.")
         return data
@@ -54,6 +74,7 @@ class ApiKeyPage(ModelAdmin):
         "last4",
         "kind",
         "show_role",
+        "show_endpoints",
         "show_state",
         "created_at",
         "expires_at",
@@ -84,7 +105,13 @@ class ApiKeyPage(ModelAdmin):
         """What there is to fill in, or to see."""
         if obj is None:
             return IssueForm.Meta.fields
-        return [field.name for field in ApiKey._meta.fields if field.name not in ("id", "digest")]
+        hidden = ("id", "digest", "endpoints")
+        shown = [field.name for field in ApiKey._meta.fields if field.name not in hidden]
+        return [*shown, "show_endpoints"]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: ApiKey | None = None) -> Any:
+        """Whatever is shown and not stored so."""
+        return ("show_endpoints",) if obj else ()
 
     def has_change_permission(self, request: HttpRequest, obj: ApiKey | None = None) -> bool:
         """Keys are revoked or rotated, never edited."""
@@ -94,19 +121,24 @@ class ApiKeyPage(ModelAdmin):
         """A revoked key stays, as a refusal and for the log."""
         return False
 
-    def save_model(self, request: HttpRequest, obj: ApiKey, form: Any, change: bool) -> None:
-        """Issue the key; its clear text is shown this once."""
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Issue the key."""
         issued = services.issue(
             name=obj.name,
             kind=obj.kind,
             role=obj.role,
+            endpoints=form.cleaned_data["endpoints"],
             expires_at=obj.expires_at,
             actor=request.user.get_username(),
             now=timezone.now(),
         )
         obj.pk = issued.key.pk
         obj.refresh_from_db()
-        _show_once(self, request, issued)
+        obj.issued = issued
+
+    def response_add(self, request: HttpRequest, obj: Any, *args: Any) -> HttpResponse:
+        """The page with the clear text."""
+        return self._show_once(request, [obj.issued])
 
     @admin.action(description="Revoke the selected keys", permissions=["add"])
     def revoke(self, request: HttpRequest, keys: QuerySet[ApiKey]) -> None:
@@ -118,8 +150,9 @@ class ApiKeyPage(ModelAdmin):
         self.message_user(request, "Revoked; gateways refuse them within seconds.")
 
     @admin.action(description="Rotate the selected keys", permissions=["add"])
-    def rotate(self, request: HttpRequest, keys: QuerySet[ApiKey]) -> None:
+    def rotate(self, request: HttpRequest, keys: QuerySet[ApiKey]) -> HttpResponse | None:
         """A successor for each, shown once; the old ones end in a day."""
+        successors = []
         for key in keys:
             try:
                 issued = services.rotate(
@@ -128,7 +161,8 @@ class ApiKeyPage(ModelAdmin):
             except DomainError as error:
                 self.message_user(request, error.message, messages.ERROR)
             else:
-                _show_once(self, request, issued)
+                successors.append(issued)
+        return self._show_once(request, successors) if successors else None
 
     @admin.display(description="role", ordering="role")
     def show_role(self, key: ApiKey) -> str:
@@ -142,6 +176,23 @@ class ApiKeyPage(ModelAdmin):
     def show_state(self, key: ApiKey) -> str:
         """The state as a coloured label."""
         return key.state_at(timezone.now())
+
+    @admin.display(description="endpoints")
+    def show_endpoints(self, key: ApiKey) -> str:
+        """What an application's key opens."""
+        if key.kind == ApiKey.Kind.CONTROL:
+            return "-"
+        return ", ".join(key.endpoints) or "all"
+
+    def _show_once(self, request: HttpRequest, issued: list[services.Issued]) -> HttpResponse:
+        """Clear texts, in this answer alone: a message for the next page would be stored until then."""
+        context = {
+            **self.admin_site.each_context(request),
+            "title": "Copy them now" if len(issued) > 1 else "Copy it now",
+            "opts": self.opts,
+            "issued": issued,
+        }
+        return TemplateResponse(request, ISSUED, context)
 
 
 admin.site.unregister(User)
@@ -170,11 +221,3 @@ class UserPage(UserAdmin, ModelAdmin):
 @admin.register(Group)
 class GroupPage(GroupAdmin, ModelAdmin):
     """What groups of people may do."""
-
-
-def _show_once(page: ModelAdmin, request: HttpRequest, issued: services.Issued) -> None:
-    page.message_user(
-        request,
-        f"{issued.key.name}: {issued.clear_text} - copy it now, it is not shown again.",
-        messages.WARNING,
-    )

@@ -23,10 +23,6 @@ class ApiKeyQuerySet(models.QuerySet["ApiKey"]):
         """Tokens of engineers."""
         return self.filter(kind=ApiKey.Kind.CONTROL)
 
-    def ended_between(self, start: datetime, end: datetime) -> Self:
-        """Keys revoked or expired in that time."""
-        return self.filter(Q(revoked_at__range=(start, end)) | Q(expires_at__range=(start, end)))
-
     def active(self, now: datetime) -> Self:
         """Keys that open something at ``now``."""
         return self.filter(
@@ -39,6 +35,7 @@ class ApiKey(models.Model):
     """A key for the gateway (``inference``) or a token for the control API (``control``), never its clear text.
 
     ``role`` belongs to control tokens alone: a viewer reads, an engineer changes, an approver may also approve.
+    ``endpoints`` are the only ones that an application's key opens; none named are all of them.
     """
 
     class Kind(models.TextChoices):
@@ -55,6 +52,9 @@ class ApiKey(models.Model):
     name = models.CharField(max_length=64)
     kind = models.CharField(max_length=16, choices=Kind)
     role = models.CharField(max_length=16, choices=Role, blank=True, default=Role.NONE)
+    endpoints = models.JSONField(
+        default=list, db_default=models.Value([], models.JSONField()), blank=True
+    )
     digest = models.CharField(max_length=64)
     last4 = models.CharField("last four characters", max_length=4)
     created_at = models.DateTimeField()

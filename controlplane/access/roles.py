@@ -12,12 +12,13 @@ from django.contrib.auth.backends import BaseBackend
 
 from controlplane.access.models import ROLES
 
-APPS = frozenset({"access", "endpoints", "events", "monitoring", "registry"})
+APPS = frozenset({"access", "endpoints", "events", "monitoring", "registry", "rollouts"})
 # Rows that an engineer adds or changes; every role sees all rows of ``APPS``.
 CHANGED_BY_ENGINEERS = frozenset(
     f"{app}.{action}_{model}"
     for app, model in (
         ("registry", "model"), ("registry", "version"), ("endpoints", "endpoint"),
+        ("monitoring", "flaggedterm"), ("rollouts", "policy"), ("rollouts", "rollout"),
     )
     for action in ("add", "change")
 )  # fmt: skip

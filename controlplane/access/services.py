@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from http import HTTPStatus
@@ -22,6 +23,8 @@ SECRET_BYTES = 32
 DEFAULT_OVERLAP = timedelta(hours=24)
 
 _TOKEN = re.compile(r"(?P<prefix>(?:sk|ct)-tatkal)-(?P<id>[a-z0-9]{1,32})-[A-Za-z0-9_-]{32,128}")
+MAX_ENDPOINTS = 100
+_ENDPOINT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _NO_DIGEST = digest_key("")
 
 
@@ -62,14 +65,16 @@ def issue(
     actor: str,
     now: datetime,
     role: str = "",
+    endpoints: Sequence[str] = (),
     expires_at: datetime | None = None,
 ) -> Issued:
-    """Make a key. Gateways accept it after the next ``publish``.
+    """Make a key. Gateways accept it after the next ``publish``, for ``endpoints`` alone where some are named.
 
     Raises:
-        InvalidKeyRequest: kind, role or expiry cannot be.
+        InvalidKeyRequest: kind, role, endpoints or expiry cannot be.
     """
     _check(name, kind, role, expires_at, now)
+    check_endpoints(kind, endpoints)
     key_id = secrets.token_hex(6)
     clear_text = f"{PREFIXES[ApiKey.Kind(kind)]}-{key_id}-{secrets.token_urlsafe(SECRET_BYTES)}"
     key = ApiKey.objects.create(
@@ -77,6 +82,7 @@ def issue(
         name=name,
         kind=kind,
         role=role,
+        endpoints=list(dict.fromkeys(endpoints)),
         digest=digest_key(clear_text),
         last4=clear_text[-4:],
         created_at=now,
@@ -102,7 +108,7 @@ def revoke(*, key_id: str, actor: str, now: datetime, reason: str = "") -> ApiKe
 def rotate(
     *, key_id: str, actor: str, now: datetime, overlap: timedelta = DEFAULT_OVERLAP
 ) -> Issued:
-    """A successor with the same name, kind and role; the old key ends after ``overlap`` at the latest.
+    """A successor with the same name, kind, role and endpoints; the old key ends after ``overlap`` at the latest.
 
     Raises:
         KeyEnded: the key opens nothing any more.
@@ -110,7 +116,14 @@ def rotate(
     old = ApiKey.objects.select_for_update().get(key_id=key_id)
     if old.state_at(now) != "active":
         raise KeyEnded(f"Key {old.key_id} is {old.state_at(now)}; issue a new one.")
-    issued = issue(name=old.name, kind=old.kind, role=old.role, actor=actor, now=now)
+    issued = issue(
+        name=old.name,
+        kind=old.kind,
+        role=old.role,
+        endpoints=old.endpoints,
+        actor=actor,
+        now=now,
+    )
     old.expires_at = min(old.expires_at or now + overlap, now + overlap)
     old.save(update_fields=["expires_at"])
     _record("key.rotated", old, actor=actor, now=now, reason=f"replaced by {issued.key.key_id}")
@@ -154,9 +167,36 @@ def authenticate_control(*, token: str, now: datetime) -> ApiKey:
     return key
 
 
+def check_endpoints(kind: str, endpoints: Sequence[str]) -> None:
+    """Whether a key of ``kind`` can be limited to ``endpoints``, which need not exist yet.
+
+    Raises:
+        InvalidKeyRequest: it cannot.
+    """
+    if endpoints and kind != ApiKey.Kind.INFERENCE:
+        raise InvalidKeyRequest(
+            "endpoints belong to an application's key; leave them out for a control token."
+        )
+    if len(endpoints) > MAX_ENDPOINTS:
+        raise InvalidKeyRequest(
+            f"{len(endpoints)} endpoints are more than {MAX_ENDPOINTS}; name none to allow all of them."
+        )
+    for name in endpoints:
+        if not _ENDPOINT.fullmatch(name):
+            raise InvalidKeyRequest(
+                f"endpoints: {name!r} cannot be the name of an endpoint; use lower-case letters, digits, "
+                "'.', '_' and '-'."
+            )
+
+
 def _record_of(key: ApiKey, now: datetime) -> KeyRecord:
     # An ended key stays published as a refusal: a Redis that comes back from an old file learns of it again.
-    return KeyRecord(digest=key.digest, name=key.name, revoked=key.state_at(now) != "active")
+    return KeyRecord(
+        digest=key.digest,
+        name=key.name,
+        endpoints=tuple(key.endpoints),
+        revoked=key.state_at(now) != "active",
+    )
 
 
 def _check(name: str, kind: str, role: str, expires_at: datetime | None, now: datetime) -> None:
@@ -173,5 +213,11 @@ def _check(name: str, kind: str, role: str, expires_at: datetime | None, now: da
 
 
 def _record(type: str, key: ApiKey, *, actor: str, now: datetime, reason: str = "") -> None:
-    data = {"name": key.name, "kind": key.kind, "role": key.role, "last4": key.last4}
+    data = {
+        "name": key.name,
+        "kind": key.kind,
+        "role": key.role,
+        "endpoints": key.endpoints,
+        "last4": key.last4,
+    }
     record(type=type, subject=f"key:{key.key_id}", actor=actor, now=now, reason=reason, data=data)

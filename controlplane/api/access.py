@@ -7,12 +7,17 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import generics, serializers
 
 from controlplane.access.models import ApiKey
+from controlplane.api.resources import Resource
 
 
 class KeySerializer(serializers.ModelSerializer[ApiKey]):
     """A key as it can be recognised: its id and its last four characters."""
 
     id = serializers.CharField(source="key_id")
+    endpoints = serializers.ListField(
+        child=serializers.CharField(),
+        help_text="What an application's key opens; all of them where none is named.",
+    )
     state = serializers.SerializerMethodField()
 
     class Meta:
@@ -22,6 +27,7 @@ class KeySerializer(serializers.ModelSerializer[ApiKey]):
             "name",
             "kind",
             "role",
+            "endpoints",
             "last4",
             "state",
             "created_at",
@@ -37,7 +43,7 @@ class KeySerializer(serializers.ModelSerializer[ApiKey]):
         return key.state_at(timezone.now())
 
 
-class KeyList(generics.ListAPIView[ApiKey]):
+class KeyList(Resource, generics.ListAPIView[ApiKey]):
     """Keys of applications and of engineers, the newest first."""
 
     read_role = "viewer"

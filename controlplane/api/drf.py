@@ -22,6 +22,8 @@ from controlplane.access.services import InvalidToken, authenticate_control
 if TYPE_CHECKING:
     from rest_framework.views import APIView
 
+PAGE_SIZE, MAX_PAGE_SIZE = 50, 500
+PAGING = ("cursor", "page_size")
 READ_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
@@ -93,12 +95,29 @@ def actor_of(request: Request) -> str:
     return str(caller_of(request))
 
 
+def page_size_of(request: Request) -> int:
+    """How many rows of a list were asked for.
+
+    Raises:
+        ValidationError: that is no number of rows that one page can have.
+    """
+    text = request.query_params.get("page_size", str(PAGE_SIZE))
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= MAX_PAGE_SIZE):
+        told = f"page_size={text[:20]!r} must be from 1 to {MAX_PAGE_SIZE}."
+        raise serializers.ValidationError({"page_size": [told]})
+    return int(text)
+
+
 class Pages(CursorPagination):
     """Pages that stay put while rows are added; ``view.ordering`` must end in a unique column."""
 
-    page_size = 50
-    page_size_query_param = "page_size"
-    max_page_size = 500
+    page_size = PAGE_SIZE
+    max_page_size = MAX_PAGE_SIZE
+    cursor_query_param, page_size_query_param = PAGING
+
+    def get_page_size(self, request: Request) -> int:
+        """As asked for, or a 400."""
+        return page_size_of(request)
 
     def get_ordering(
         self,

@@ -35,6 +35,7 @@ class SlotSerializer(serializers.Serializer[SlotStatus]):
     slot = serializers.CharField()
     state = serializers.ChoiceField(choices=[state.value for state in SlotState])
     detail = serializers.CharField()
+    kernel = serializers.CharField(help_text="What computes its steps, and in which numbers.")
     fingerprint = serializers.CharField()
 
 

@@ -8,11 +8,11 @@ from django.utils import timezone
 from drf_spectacular.utils import OpenApiParameter
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from controlplane.access import idempotency
 from controlplane.access.idempotency import Begun
 from controlplane.api.drf import READ_METHODS, caller_of
+from controlplane.api.resources import Resource
 
 REPLAYED_HEADER = "Idempotent-Replayed"
 IDEMPOTENCY_KEY = OpenApiParameter(
@@ -32,7 +32,7 @@ class _Answered(Exception):
         self.begun = begun
 
 
-class Idempotent(APIView):
+class Idempotent(Resource):
     """A view that honours ``Idempotency-Key`` where one is sent with a change.
 
     Answers of success are kept. A refusal changed nothing, so its key is free: what was refused for a reason that

@@ -5,7 +5,10 @@ from __future__ import annotations
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import generics, serializers
 
+from controlplane.api.resources import Resource
 from controlplane.monitoring.models import RequestLog, RequestLogQuerySet
+
+LOOKUPS = {"since": "finished_at__gte", "until": "finished_at__lt"}
 
 
 class RequestLogSerializer(serializers.ModelSerializer[RequestLog]):
@@ -28,9 +31,11 @@ class RequestLogSerializer(serializers.ModelSerializer[RequestLog]):
             "streamed",
             "prompt_tokens",
             "completion_tokens",
+            "cached_tokens",
             "queue_s",
             "first_token_s",
             "total_s",
+            "engine_s",
             "finished_at",
             "user",
             "tags",
@@ -38,7 +43,7 @@ class RequestLogSerializer(serializers.ModelSerializer[RequestLog]):
         read_only_fields = fields
 
 
-class RequestLogFilter(serializers.Serializer[dict[str, object]]):
+class RequestLogQuery(serializers.Serializer[dict[str, object]]):
     """What the log can be narrowed to."""
 
     endpoint = serializers.CharField(required=False)
@@ -46,15 +51,6 @@ class RequestLogFilter(serializers.Serializer[dict[str, object]]):
     outcome = serializers.CharField(required=False)
     since = serializers.DateTimeField(required=False)
     until = serializers.DateTimeField(required=False)
-
-    LOOKUPS = {"since": "finished_at__gte", "until": "finished_at__lt"}
-
-    def narrow(self, rows: RequestLogQuerySet) -> RequestLogQuerySet:
-        """``rows`` that fit every parameter sent."""
-        wanted = {
-            self.LOOKUPS.get(name, name): value for name, value in self.validated_data.items()
-        }
-        return rows.filter(**wanted)
 
 
 @extend_schema(
@@ -66,16 +62,16 @@ class RequestLogFilter(serializers.Serializer[dict[str, object]]):
         OpenApiParameter("until", str, description="Finished before, ISO 8601."),
     ]
 )
-class RequestLogList(generics.ListAPIView[RequestLog]):
+class RequestLogList(Resource, generics.ListAPIView[RequestLog]):
     """Finished requests, the newest first."""
 
     read_role = "viewer"
+    query = RequestLogQuery
     ordering = ("-id",)
     serializer_class = RequestLogSerializer
     queryset = RequestLog.objects.all()
 
     def get_queryset(self) -> RequestLogQuerySet:
         """Narrowed by the query parameters; a malformed one is a 400."""
-        wanted = RequestLogFilter(data=self.request.query_params)
-        wanted.is_valid(raise_exception=True)
-        return wanted.narrow(RequestLogQuerySet(RequestLog))
+        wanted = {LOOKUPS.get(name, name): value for name, value in self.wanted().items()}
+        return RequestLogQuerySet(RequestLog).filter(**wanted)

@@ -42,6 +42,10 @@ PROBLEM_SCHEMA = {
             "description": "The state that a refused change of an endpoint met.",
         },
         "missing": {"type": "string", "description": "What a version lacks to go live."},
+        "fit": {
+            "type": "object",
+            "description": "What a version needs and what there is, where it cannot be loaded.",
+        },
     },
 }
 

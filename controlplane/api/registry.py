@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from django.shortcuts import get_object_or_404
 from django.urls import reverse
 from django.utils import timezone
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_field
 from rest_framework import generics, serializers, status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.api.drf import Body, actor_of
 from controlplane.api.idempotency import IDEMPOTENCY_KEY, Idempotent
+from controlplane.api.resources import Resource
+from controlplane.api.times import to_iso
+from controlplane.endpoints.publication import connection
+from controlplane.endpoints.slots import read_failures
 from controlplane.registry import services
 from controlplane.registry.drafts import Draft, Source
 from controlplane.registry.models import Model, Version, VersionQuerySet
+from inference.queue import QueueUnavailable
+from inference.replicas import LoadFailure
+
+logger = logging.getLogger(__name__)
 
 
 class ModelSerializer(serializers.ModelSerializer[Model]):
@@ -42,14 +51,34 @@ class ProgressSerializer(serializers.Serializer[Any]):
     what = serializers.CharField()
 
 
+class LoadFailureSerializer(serializers.Serializer[Any]):
+    """How loading a version fails. It is tried again until it is loaded, or no endpoint wants it any more."""
+
+    endpoint = serializers.CharField()
+    slot = serializers.CharField(help_text="Which tried last.")
+    reason = serializers.CharField(source="detail")
+    tries = serializers.IntegerField(source="count")
+    failed_at = serializers.SerializerMethodField()
+    retry_at = serializers.SerializerMethodField()
+
+    def get_failed_at(self, failure: LoadFailure) -> serializers.DateTimeField(allow_null=True):  # type: ignore[valid-type]
+        """When, by the clock of Redis."""
+        return to_iso(failure.failed_at)
+
+    def get_retry_at(self, failure: LoadFailure) -> serializers.DateTimeField(allow_null=True):  # type: ignore[valid-type]
+        """When the next try may begin."""
+        return to_iso(failure.retry_at)
+
+
 class VersionSerializer(serializers.ModelSerializer[Version]):
-    """A version, with everything that decides its answers."""
+    """A version, with everything that decides its answers. ``load_failures`` is null when Redis cannot be asked."""
 
     name = serializers.CharField()
     model = serializers.CharField(source="model.name")
     # Declared fields are taken out of the class, so that these names shadow nothing of the framework.
     parent = serializers.CharField(source="parent.name", default=None)  # type: ignore[assignment]
     import_progress = serializers.SerializerMethodField()
+    load_failures = serializers.SerializerMethodField()
 
     class Meta:
         model = Version
@@ -64,6 +93,7 @@ class VersionSerializer(serializers.ModelSerializer[Version]):
             "state",
             "state_reason",
             "import_progress",
+            "load_failures",
             "source_kind",
             "source",
             "chat_template",
@@ -88,6 +118,24 @@ class VersionSerializer(serializers.ModelSerializer[Version]):
     def get_import_progress(self, version: Version) -> ProgressSerializer(allow_null=True):  # type: ignore[valid-type]
         """Null while no import runs."""
         return version.import_progress or None
+
+    @extend_schema_field(LoadFailureSerializer(many=True, allow_null=True))
+    def get_load_failures(self, version: Version) -> Any:
+        """Empty while nothing is wrong, or nobody wants it loaded."""
+        failures: list[LoadFailure] | None = self.context["failures"]
+        if failures is None:
+            return None
+        found = [failure for failure in failures if failure.version == version.name]
+        return LoadFailureSerializer(found, many=True).data
+
+
+class WithFailures(generics.GenericAPIView[Version]):
+    """A view that hands its serializer what slots could not load."""
+
+    def get_serializer_context(self) -> dict[str, Any]:
+        """With one look at Redis for all versions of the answer."""
+        is_real = not getattr(self, "swagger_fake_view", False)
+        return {**super().get_serializer_context(), "failures": _failures() if is_real else None}
 
 
 class NewVersion(Body):
@@ -114,6 +162,13 @@ class NewVersionOfModel(NewVersion):
     model = serializers.CharField(max_length=64)
 
 
+class VersionQuery(serializers.Serializer[Any]):
+    """What versions can be narrowed to."""
+
+    model = serializers.CharField(required=False)
+    state = serializers.ChoiceField(required=False, choices=Version.State.choices)
+
+
 class ModelList(Idempotent, generics.ListAPIView[Model]):
     """All models."""
 
@@ -134,7 +189,7 @@ class ModelList(Idempotent, generics.ListAPIView[Model]):
         return _created(ModelSerializer(model).data, reverse("model", args=[model.name]))
 
 
-class ModelDetail(generics.RetrieveAPIView[Model]):
+class ModelDetail(Resource, generics.RetrieveAPIView[Model]):
     """One model."""
 
     read_role = "viewer"
@@ -149,11 +204,12 @@ class ModelDetail(generics.RetrieveAPIView[Model]):
         OpenApiParameter("state", str, enum=list(Version.State.values)),
     ]
 )
-class VersionList(Idempotent, generics.ListAPIView[Version]):
+class VersionList(Idempotent, WithFailures, generics.ListAPIView[Version]):
     """Versions, the newest first."""
 
     read_role = "viewer"
     write_role = "engineer"
+    query = VersionQuery
     ordering = ("-id",)
     serializer_class = VersionSerializer
     queryset = Version.objects.select_related("model", "parent__model")
@@ -169,11 +225,8 @@ class VersionList(Idempotent, generics.ListAPIView[Version]):
 
     def get_queryset(self) -> VersionQuerySet:
         """Narrowed by the query parameters."""
-        wanted = {
-            field: value
-            for field, name in (("model__name", "model"), ("state", "state"))
-            if (value := self.request.query_params.get(name))
-        }
+        lookups = {"model": "model__name"}
+        wanted = {lookups.get(name, name): value for name, value in self.wanted().items()}
         return VersionQuerySet(Version).select_related("model", "parent__model").filter(**wanted)
 
 
@@ -195,7 +248,7 @@ class VersionsOfModel(VersionList):
         return super().get_queryset().filter(model=model)
 
 
-class VersionDetail(generics.RetrieveAPIView[Version]):
+class VersionDetail(Resource, WithFailures, generics.RetrieveAPIView[Version]):
     """One version, by model and number."""
 
     read_role = "viewer"
@@ -221,7 +274,16 @@ def _register(request: Request, **fields: Any) -> Response:
         draft=Draft(source=source, **fields), actor=actor_of(request), now=timezone.now()
     )
     address = reverse("version", args=[version.model.name, version.number])
-    return _created(VersionSerializer(version).data, address)
+    # What is not imported yet, no slot has tried.
+    return _created(VersionSerializer(version, context={"failures": []}).data, address)
+
+
+def _failures() -> list[LoadFailure] | None:
+    try:
+        return read_failures(queue=connection())
+    except QueueUnavailable:
+        logger.warning("load failures unknown: redis is away")
+        return None
 
 
 def _created(data: Any, address: str) -> Response:

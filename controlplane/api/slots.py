@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
@@ -10,8 +9,9 @@ from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
+from controlplane.api.resources import Resource
+from controlplane.api.times import to_iso
 from controlplane.endpoints.publication import connection
 from controlplane.endpoints.slots import read_slots
 from controlplane.errors import DomainError
@@ -36,7 +36,13 @@ class ReportSerializer(serializers.Serializer[Any]):
     state = serializers.ChoiceField(choices=[state.value for state in SlotState])
     detail = serializers.CharField()
     role = serializers.CharField()
-    fingerprint = serializers.CharField()
+    kernel = serializers.CharField(help_text="What computes its steps, and in which numbers.")
+    fingerprint = serializers.CharField(
+        help_text="Digest over all that may change a token, such as weights, kernel and dtype."
+    )
+    runtime = serializers.CharField(
+        help_text="Interpreter and digest of a version that has its own, which its fingerprint holds too."
+    )
     probe = serializers.CharField(
         help_text="Digest of its first answers; equal where fingerprints are."
     )
@@ -44,17 +50,25 @@ class ReportSerializer(serializers.Serializer[Any]):
     kv_blocks_used = serializers.IntegerField()
     kv_blocks = serializers.IntegerField(help_text="What the cache has now.")
     kv_blocks_full = serializers.IntegerField(help_text="What the cache may grow to.")
+    telemetry = serializers.DictField(
+        child=serializers.FloatField(allow_null=True),
+        help_text=(
+            "The last ten seconds: mbu and mfu (null until this machine is calibrated), intensity, bytes_per_s and "
+            "flops_per_s while it computed, busy, batch_rows, tokens_per_s, prefix_hit_rate. And kv_used, kv_cached, "
+            "kv_free, queue_age_s now, num_preemptions since it was loaded."
+        ),
+    )
     loaded_in_s = serializers.FloatField()
     retry_at = serializers.SerializerMethodField()
     updated_at = serializers.SerializerMethodField()
 
     def get_retry_at(self, slot: SlotStatus) -> serializers.DateTimeField(allow_null=True):  # type: ignore[valid-type]
         """When a failed load is tried again."""
-        return _to_iso(slot.retry_at) if slot.retry_at else None
+        return to_iso(slot.retry_at)
 
     def get_updated_at(self, slot: SlotStatus) -> serializers.DateTimeField():  # type: ignore[valid-type]
         """When it reported, by the clock of Redis."""
-        return _to_iso(slot.updated_at)
+        return to_iso(slot.updated_at)
 
 
 class SlotsSerializer(serializers.Serializer[Any]):
@@ -65,7 +79,7 @@ class SlotsSerializer(serializers.Serializer[Any]):
     results = ReportSerializer(many=True)
 
 
-class SlotList(APIView):
+class SlotList(Resource):
     """Every slot that has reported lately, by name."""
 
     read_role = "viewer"
@@ -82,7 +96,3 @@ class SlotList(APIView):
         return Response(
             {"next": None, "previous": None, "results": ReportSerializer(slots, many=True).data}
         )
-
-
-def _to_iso(epoch_s: float) -> str:
-    return datetime.fromtimestamp(epoch_s, tz=UTC).isoformat()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -46,11 +47,12 @@ class VersionInfo:
 
 @dataclass(frozen=True, slots=True)
 class SlotInfo:
-    """One engine slot: where it is on the way to ready."""
+    """One engine slot: where it is on the way to ready, and what computes there, once that is known."""
 
     slot: str
     state: str
     detail: str
+    kernel: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,40 @@ class MoveInfo:
     requeued: int | None
     in_flight: int | None
     applied_in_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepInfo:
+    """One step of a rollout; index -1 is the time until the candidate is ready."""
+
+    index: int
+    title: str
+    phase: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutInfo:
+    """A rollout, as the command line tells it."""
+
+    id: str
+    endpoint: str
+    candidate: str
+    state: str
+    is_active: bool
+    step_index: int
+    canary_bp: int
+    verdict: str
+    why: str
+    steps: tuple[StepInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GateInfo:
+    """What one gate says of one segment."""
+
+    verdict: str
+    sentence: str
 
 
 class ControlClient:
@@ -158,6 +194,45 @@ class ControlClient:
             body |= {"canary_bp": canary_bp}
         return _endpoint(_send(self._http, "PATCH", f"/api/v1/endpoints/{endpoint}", json=body))
 
+    def start_rollout(
+        self, endpoint: str, version: str, *, policy: str, reason: str, takes_rejected: bool = False
+    ) -> RolloutInfo:
+        """Let a version earn its traffic on an endpoint."""
+        body = {
+            "endpoint": endpoint,
+            "candidate": version,
+            "policy": policy,
+            "reason": reason,
+            "takes_rejected": takes_rejected,
+        }
+        return _rollout(_send(self._http, "POST", "/api/v1/rollouts", json=body))
+
+    def rollout(self, name: str) -> RolloutInfo:
+        """The rollout with this id, or the newest one of the endpoint of this name."""
+        try:
+            return _rollout(_send(self._http, "GET", f"/api/v1/rollouts/{quote(name, safe='')}"))
+        except ApiError as error:
+            if error.status != httpx.codes.NOT_FOUND:
+                raise
+        query = {"endpoint": name, "page_size": "1"}
+        found = _send(self._http, "GET", "/api/v1/rollouts", params=query)["results"]
+        if not found:
+            raise ApiError(
+                404, f"There is no rollout {name!r}, and none on an endpoint of that name."
+            )
+        return _rollout(_send(self._http, "GET", f"/api/v1/rollouts/{found[0]['id']}"))
+
+    def gates(self, rollout: str) -> list[GateInfo]:
+        """What each gate says of each segment, the worst first."""
+        rows = self._rows(f"/api/v1/rollouts/{rollout}/segments")
+        return [GateInfo(row["verdict"], row["sentence"]) for row in rows]
+
+    def move_rollout(self, rollout: str, action: str, body: Mapping[str, Any]) -> RolloutInfo:
+        """Do something to a rollout."""
+        return _rollout(
+            _send(self._http, "POST", f"/api/v1/rollouts/{rollout}/{action}", json=dict(body))
+        )
+
     def _move(self, endpoint: str, move: str, body: Mapping[str, Any]) -> MoveInfo:
         sent = {name: value for name, value in body.items() if value is not None}
         row = _send(self._http, "POST", f"/api/v1/endpoints/{endpoint}/{move}", json=sent)
@@ -210,8 +285,18 @@ def _endpoint(row: Mapping[str, Any]) -> EndpointInfo:
     )
 
 
+def _rollout(row: Mapping[str, Any]) -> RolloutInfo:
+    plain = [name for name in RolloutInfo.__dataclass_fields__ if name != "steps"]
+    names = StepInfo.__dataclass_fields__
+    steps = tuple(StepInfo(**{name: step[name] for name in names}) for step in row["steps"])
+    return RolloutInfo(**{name: row[name] for name in plain}, steps=steps)
+
+
 def _role(row: Mapping[str, Any]) -> RoleInfo:
-    slots = tuple(SlotInfo(slot["slot"], slot["state"], slot["detail"]) for slot in row["slots"])
+    slots = tuple(
+        SlotInfo(slot["slot"], slot["state"], slot["detail"], slot.get("kernel", ""))
+        for slot in row["slots"]
+    )
     return RoleInfo(row["role"], row["version"], row["is_ready"], slots)
 
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from controlplane.cli.client import ApiError, ControlClient, EndpointInfo, complete
+from controlplane.cli.client import ApiError, ControlClient, EndpointInfo, SlotInfo, complete
 from controlplane.cli.moves import add_moves
+from controlplane.cli.rollouts import add_rollouts
 from controlplane.cli.run import CommandFailed, Run
 
 READY_DEADLINE_S = 180.0
@@ -90,6 +91,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     endpoints = commands.add_parser("endpoints", help="list endpoints with their readiness")
     endpoints.set_defaults(command=_endpoints)
     add_moves(commands)
+    add_rollouts(commands)
     return parser.parse_args(argv)
 
 
@@ -144,8 +146,12 @@ def _endpoint_rows(endpoint: EndpointInfo) -> Iterable[tuple[str, ...]]:
         yield endpoint.name, "-", "-", generation, "unknown", "Redis is away"
         return
     for role in endpoint.roles:
-        slots = ", ".join(f"{slot.slot}: {slot.state}" for slot in role.slots) or "none"
+        slots = ", ".join(_slot_cell(slot) for slot in role.slots) or "none"
         yield endpoint.name, role.role, role.version, generation, _yes(role.is_ready), slots
+
+
+def _slot_cell(slot: SlotInfo) -> str:
+    return f"{slot.slot}: {slot.state}" + (f" ({slot.kernel})" if slot.kernel else "")
 
 
 def _waiting_for(error: ApiError, find: Callable[[], EndpointInfo]) -> str:

@@ -24,6 +24,8 @@ MAX_SOCKET_PATH = 96
 # supervisord closes every descriptor from 5 on when it starts, so the lock is moved to one that it leaves open.
 LOCK_FD = 3
 LOOPBACK = "127.0.0.1"
+MAX_PORT = 65_535
+MAX_PORT_TRIES = 100
 
 
 class HomeInUse(Exception):
@@ -168,6 +170,14 @@ def check_ports(host: str, ports: Mapping[str, int]) -> None:
             )
     if len(set(ports.values())) < len(ports):
         raise PortTaken(f"{' and '.join(ports)} must be different ports.")
+
+
+def find_free_ports(host: str, first: int, count: int) -> int:
+    """The first of ``count`` free ports in a row, not far above ``first``; 0 if there are none."""
+    for start in range(first, min(first + MAX_PORT_TRIES, MAX_PORT - count)):
+        if all(is_free(host, port) for port in range(start, start + count)):
+            return start
+    return 0
 
 
 def replace_private(path: Path, text: str) -> None:

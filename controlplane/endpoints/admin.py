@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from django.contrib import admin, messages
@@ -13,21 +14,35 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils import timezone
+from django.utils.html import format_html_join
+from django.utils.safestring import mark_safe
 from unfold.admin import ModelAdmin
 from unfold.decorators import display
 
 from controlplane.endpoints import services
-from controlplane.endpoints.desk import MOVES, Desk, Move, events_of, look, tell
-from controlplane.endpoints.forms import CreateForm, ReasonForm
+from controlplane.endpoints.desk import (
+    MOVES,
+    Desk,
+    Move,
+    events_of,
+    look,
+    look_at_dead_letters,
+    tell,
+    tell_failure,
+)
+from controlplane.endpoints.forms import CreateForm, NarrowForm, ReasonForm
 from controlplane.endpoints.models import Endpoint
 from controlplane.endpoints.publication import connection
 from controlplane.endpoints.slots import Report
 from controlplane.errors import DomainError
 from controlplane.events.models import Event
+from controlplane.registry.admin import VersionPage
+from controlplane.registry.models import Version
 
 TEMPLATES = "admin/endpoints/endpoint"
 # A page that shows something on its way renews itself.
 REFRESH_S = 3
+MAX_ROWS = 200
 
 
 @admin.register(Endpoint)
@@ -140,8 +155,11 @@ class EndpointPage(ModelAdmin):
             self.admin_site.admin_view(self.reason_view),
             name="endpoints_endpoint_reason",
         )
-        slots = path("slots/", self.admin_site.admin_view(self.slots_view), name="endpoints_slots")
-        return [*moves, reason, slots, *super().get_urls()]
+        lists = [
+            path(f"{name}/", self.admin_site.admin_view(view), name=f"endpoints_{name}")
+            for name, view in (("slots", self.slots_view), ("dead-letters", self.dead_letters_view))
+        ]
+        return [*moves, reason, *lists, *super().get_urls()]
 
     def change_view(
         self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any
@@ -193,9 +211,43 @@ class EndpointPage(ModelAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         report = look()
-        response = self._page(request, "slots", "Slots", {"report": report})
-        response["Refresh"] = str(REFRESH_S)
+        form = NarrowForm(
+            request.GET,
+            rows=report.slots if report else (),
+            choose=("endpoint", "version", "state"),
+        )
+        is_narrowing = "narrow" in request.GET
+        context = {
+            "report": report,
+            "failures": [(each, tell_failure(each)) for each in report.failures] if report else [],
+            "slots": form.narrow(("slot", "endpoint", "version", "state", "role", "detail")),
+            "form": form,
+            "is_narrowing": is_narrowing,
+        }
+        response = self._page(request, "slots", "Slots", context)
+        if not is_narrowing:
+            # Whoever fills in the form would lose what they typed.
+            response["Refresh"] = str(REFRESH_S)
         return response
+
+    def dead_letters_view(self, request: HttpRequest) -> HttpResponse:
+        """Requests that were given up, the newest first."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        letters = look_at_dead_letters()
+        form = NarrowForm(request.GET, rows=letters or (), choose=("endpoint", "version"))
+        found = form.narrow(("request_id", "endpoint", "version", "arm"))
+        rows = [
+            {"letter": letter, "at": datetime.fromtimestamp(letter.at_ms / 1000, tz=UTC)}
+            for letter in found[:MAX_ROWS]
+        ]
+        context = {
+            "form": form,
+            "is_known": letters is not None,
+            "rows": rows,
+            "num_more": len(found) - len(rows),
+        }
+        return self._page(request, "dead_letters", "Dead letters", context)
 
     def _view_of(self, move: Move) -> Callable[..., HttpResponse]:
         """A form that is shown, and acts when it is sent."""
@@ -251,6 +303,39 @@ class EndpointPage(ModelAdmin):
             # The way back, above the page.
             shared |= {"opts": self.opts, "original": context["desk"].endpoint}
         return TemplateResponse(request, f"{TEMPLATES}/{template}.html", {**shared, **context})
+
+
+admin.site.unregister(Version)
+
+
+@admin.register(Version)
+class PlacedVersionPage(VersionPage):
+    """A version as the registry shows it, and how it fares in the slots, which the registry knows nothing of."""
+
+    fieldsets = (
+        VersionPage.fieldsets[0],
+        ("In the slots", {"fields": ("show_slots", "show_failures")}),
+        *VersionPage.fieldsets[1:],
+    )
+
+    @admin.display(description="held by")
+    def show_slots(self, version: Version) -> str:
+        """The slots that hold it, or are about to."""
+        if (report := look()) is None:
+            return "Redis is away, so nobody knows."
+        lines = (
+            (f"{each.slot} for {each.endpoint}: {each.state}",)
+            for each in report.holders_of(version.name)
+        )
+        return format_html_join(mark_safe("<br>"), "{}", lines) or "No slot."
+
+    @admin.display(description="could not be loaded")
+    def show_failures(self, version: Version) -> str:
+        """Why, when, by which slot, and when the next try is due."""
+        if (report := look()) is None:
+            return "Redis is away, so nobody knows."
+        lines = ((tell_failure(each),) for each in report.failures_of(version.name))
+        return format_html_join(mark_safe("<br>"), "{}", lines) or "-"
 
 
 def _to(endpoint: Endpoint) -> HttpResponseRedirect:

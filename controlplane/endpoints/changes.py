@@ -13,16 +13,17 @@ from django.db import transaction
 from controlplane.endpoints.models import Endpoint, Rejection
 from controlplane.endpoints.moves import Settings, summarize
 from controlplane.endpoints.publication import TOPIC, Published, publish_if_possible
-from controlplane.endpoints.routing import ROLES, EndpointState, Placed
+from controlplane.endpoints.routing import ROLES, EndpointState, Placed, names_of
 from controlplane.errors import DomainError
 from controlplane.events.services import record
 from controlplane.registry.models import Version
 from inference.queue import Queue
 
+STANDBY_ENDED = "endpoint.standby_ended"
 # What a move may change on the row beside its roles.
 _COPIED = (
     "generation", "salt", "canary_bp", "queue_cap", "deadline_s", "store_texts", "in_flight", "standby_s",
-    "retired_until",
+    "retired_until", "rollout", "shadow_bp", "self_bp", "score_bp", "ending",
 )  # fmt: skip
 
 
@@ -67,21 +68,26 @@ class Change:
         """Make the move in one transaction, with the row locked; whether anything changed."""
         # Durable: what is published must be committed, and not hang in somebody's outer transaction.
         with transaction.atomic(durable=True):
-            endpoint = _lock(self.name)
-            before = endpoint.to_state()
-            after = move(before)
-            if after == before:
-                return endpoint, False
-            self._write(endpoint, before, after)
-            data = {**summarize(after), "was": _differences(summarize(before), summarize(after))}
-            record_change(
-                self.type,
-                self.name,
-                actor=self.actor,
-                reason=self.reason,
-                now=self.now,
-                data=data | _settings_of(before, after),
-            )
+            return self.write(move)
+
+    def write(self, move: Callable[[EndpointState], EndpointState]) -> tuple[Endpoint, bool]:
+        """Make the move in the caller's transaction, who publishes when it is committed."""
+        endpoint = _lock(self.name)
+        before = endpoint.to_state()
+        after = move(before)
+        if after == before:
+            return endpoint, False
+        self._write(endpoint, before, after)
+        data = {**summarize(after), "was": _differences(summarize(before), summarize(after))}
+        record_change(
+            self.type,
+            self.name,
+            actor=self.actor,
+            reason=self.reason,
+            now=self.now,
+            data=data | _settings_of(before, after),
+        )
+        self._record_lost_standby(before, after)
         return endpoint, True
 
     def publish(
@@ -92,6 +98,20 @@ class Change:
         fresh = Endpoint.objects.with_versions().get(pk=endpoint.pk)
         applied_in_ms = (published.applied_at - started_at) * 1000 if published else None
         return Changed(fresh, is_changed, published, applied_in_ms)
+
+    def _record_lost_standby(self, before: EndpointState, after: EndpointState) -> None:
+        """Only one version is kept to be looked at: say so when another takes its place before its time is over."""
+        kept, heir = before.retired, after.retired
+        if kept is None or heir is None or kept.name in names_of(after):
+            return
+        record(
+            type=STANDBY_ENDED,
+            subject=f"endpoint:{self.name}",
+            actor=self.actor,
+            reason=f"{heir.name} was taken back as well, and one version is kept",
+            now=self.now,
+            data={"generation": after.generation, "version": kept.name},
+        )
 
     def _write(self, endpoint: Endpoint, before: EndpointState, after: EndpointState) -> None:
         held = [getattr(endpoint, role) for role in ROLES]
@@ -151,4 +171,4 @@ def _settings_of(before: EndpointState, after: EndpointState) -> dict[str, Any]:
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """What stood in the places that changed."""
-    return {name: value for name, value in before.items() if after[name] != value}
+    return {name: value for name, value in before.items() if after.get(name) != value}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from django import forms
@@ -17,11 +18,14 @@ from controlplane.endpoints.models import Endpoint
 from controlplane.endpoints.publication import connection
 from controlplane.endpoints.slots import Report, RoleReadiness, read_report, readiness
 from controlplane.events.models import Event
-from inference.queue import QueueUnavailable
+from inference.queue import DeadLetter, QueueUnavailable
+from inference.replicas import LoadFailure
 
 logger = logging.getLogger(__name__)
 
 NUM_EVENTS = 10
+# As many as Redis keeps.
+MAX_DEAD_LETTERS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,23 @@ def tell(changed: Changed) -> str:
     )
 
 
+def tell_failure(failure: LoadFailure) -> str:
+    """Why a version could not be loaded, when, by which slot, and how it goes on."""
+    slot = failure.slot or "a slot"
+    tries = f"{failure.count} tries" if failure.count > 1 else "one try"
+    when = _at(failure.failed_at)
+    on = (
+        "it is being tried"
+        if failure.is_under_way
+        else f"the next try is at {_at(failure.retry_at)}"
+    )
+    return f"{failure.endpoint}, {slot}{f' at {when}' if when else ''}: {failure.detail.rstrip('.')}. After {tries}, {on}."
+
+
+def _at(epoch_s: float) -> str:
+    return f"{datetime.fromtimestamp(epoch_s, tz=UTC):%Y-%m-%d %H:%M:%S} UTC" if epoch_s else ""
+
+
 def events_of(endpoint: Endpoint) -> list[dict[str, Any]]:
     """The newest changes with their reasons, also those that were given afterwards."""
     subject = Event.objects.about(f"endpoint:{endpoint.name}").order_by("-sequence")
@@ -102,6 +123,15 @@ def events_of(endpoint: Endpoint) -> list[dict[str, Any]]:
         }
         for event in subject.exclude(type="endpoint.annotated")[:NUM_EVENTS]
     ]
+
+
+def look_at_dead_letters() -> list[DeadLetter] | None:
+    """Every dead letter that is kept, the newest first; None while Redis is away."""
+    try:
+        return connection().read_dead(MAX_DEAD_LETTERS)
+    except QueueUnavailable:
+        logger.warning("dead letters unknown: redis is away")
+        return None
 
 
 def look(endpoints: list[str] | None = None) -> Report | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from django import forms
@@ -29,6 +29,41 @@ def reason_field(*, required: bool) -> forms.CharField:
     return forms.CharField(
         required=required, max_length=500, widget=UnfoldAdminTextInputWidget, help_text=REASON
     )
+
+
+class NarrowForm(forms.Form):
+    """What a list of rows from Redis is narrowed to: some of their fields to be chosen from, and a text to be found."""
+
+    q = forms.CharField(required=False, label="Search", widget=UnfoldAdminTextInputWidget)
+
+    def __init__(self, data: Any, *, rows: Sequence[Any], choose: Sequence[str]) -> None:
+        super().__init__(data)
+        self._rows, self._choose = rows, choose
+        for name in choose:
+            values = sorted({str(getattr(row, name)) for row in rows} - {""})
+            # What was chosen stays to be seen when no row has it any more.
+            chosen = [value for value in [data.get(name, "")] if value and value not in values]
+            choices = [("", "all"), *((value, value) for value in (*values, *chosen))]
+            self.fields[name] = forms.ChoiceField(
+                required=False, choices=choices, widget=UnfoldAdminSelectWidget
+            )
+
+    @property
+    def wanted(self) -> dict[str, str]:
+        """What is narrowed by."""
+        values = self.cleaned_data if self.is_valid() else {}
+        return {name: value for name, value in values.items() if value}
+
+    def narrow(self, searched: Sequence[str]) -> list[Any]:
+        """The rows that fit; the text is looked for in the fields ``searched``, whatever its case."""
+        wanted = self.wanted
+        text = wanted.pop("q", "").casefold()
+        return [
+            row
+            for row in self._rows
+            if all(str(getattr(row, name)) == value for name, value in wanted.items())
+            and any(text in str(getattr(row, name)).casefold() for name in searched)
+        ]
 
 
 class MoveForm(forms.Form):

@@ -50,7 +50,12 @@ class Endpoint(models.Model):
     database itself went back in time. ``published_generation`` is what Redis last confirmed.
 
     ``retired`` left its role and stays in a slot without a route until ``retired_until``. ``in_flight`` says how
-    requests end that run on a version when it is rolled back, ``standby_s`` how long it stays to be looked at.
+    requests end that run on a version when it is rolled back, ``standby_s`` how long it stays to be looked at. ``ending``
+    is how they end on what the newest change took the route from.
+
+    ``rollout`` is the id of the rollout that holds the candidate, which then gets copies of ``shadow_bp`` of 10,000
+    requests and scores ``score_bp`` answers, while the live version answers ``self_bp`` twice. A promote or a rollback
+    by hand takes all of that away.
     """
 
     class InFlight(models.TextChoices):
@@ -71,6 +76,10 @@ class Endpoint(models.Model):
     published_generation = models.PositiveBigIntegerField(default=0)
     incarnation = models.UUIDField(default=uuid.uuid4)
     salt = models.CharField(max_length=32, default=make_salt)
+    rollout = models.CharField(max_length=32, blank=True, default="", db_default="")
+    shadow_bp = models.PositiveIntegerField(default=0, db_default=0)
+    self_bp = models.PositiveIntegerField(default=0, db_default=0)
+    score_bp = models.PositiveIntegerField(default=0, db_default=0)
     queue_cap = models.PositiveIntegerField(default=256, validators=[MinValueValidator(1)])
     deadline_s = models.FloatField(
         default=300.0, validators=[MinValueValidator(1.0), MaxValueValidator(MAX_DEADLINE_S)]
@@ -78,6 +87,9 @@ class Endpoint(models.Model):
     store_texts = models.BooleanField(default=False)
     # Defaults in the database as well: the release before this one does not know the columns.
     in_flight = models.CharField(
+        max_length=24, choices=InFlight, default=InFlight.FINISH, db_default="finish"
+    )
+    ending = models.CharField(
         max_length=24, choices=InFlight, default=InFlight.FINISH, db_default="finish"
     )
     standby_s = models.PositiveIntegerField(
@@ -127,6 +139,18 @@ class Endpoint(models.Model):
                 condition=Q(in_flight__in=IN_FLIGHT_POLICIES), name="endpoints_in_flight"
             ),
             models.CheckConstraint(
+                condition=Q(ending__in=IN_FLIGHT_POLICIES), name="endpoints_ending"
+            ),
+            models.CheckConstraint(
+                condition=Q(shadow_bp__lte=MAX_BP, self_bp__lte=MAX_BP, score_bp__lte=MAX_BP),
+                name="endpoints_copies_range",
+            ),
+            models.CheckConstraint(
+                condition=Q(shadow_bp=0, self_bp=0, score_bp=0)
+                | (Q(candidate__isnull=False) & ~Q(rollout="")),
+                name="endpoints_copies_need_rollout",
+            ),
+            models.CheckConstraint(
                 condition=Q(retired=None) | ~Q(retired=F("live")),
                 name="endpoints_retired_is_not_live",
             ),
@@ -164,6 +188,11 @@ class Endpoint(models.Model):
             retired=place(self.retired) if self.retired else None,
             retired_until=self.retired_until,
             rejected=frozenset(each.version.name for each in self.rejections.all()),
+            rollout=self.rollout,
+            shadow_bp=self.shadow_bp,
+            self_bp=self.self_bp,
+            score_bp=self.score_bp,
+            ending=self.ending,
         )
 
 
@@ -189,4 +218,10 @@ def place(version: Version) -> Placed:
     """The version as slots load it."""
     # The compute dtype belongs to the version: the machine's default must not decide an answer.
     options = {"dtype": version.dtype, **version.engine_options}
-    return Placed(name=version.name, artifact=version.artifact, engine_options=options)
+    return Placed(
+        name=version.name,
+        artifact=version.artifact,
+        engine_options=options,
+        runtime=version.runtime.get("interpreter", ""),
+        runtime_digest=version.runtime.get("digest", ""),
+    )

@@ -63,6 +63,16 @@ class NoCandidate(MoveRefused):
     code = "no_candidate"
 
 
+class HeldByRollout(MoveRefused):
+    """A rollout decides about the candidate and its share."""
+
+    code = "held_by_rollout"
+
+
+# What a candidate is given, of 10,000 requests each: to answer, to answer unseen, to score; and what is answered twice.
+SHARES = ("canary_bp", "shadow_bp", "self_bp", "score_bp")
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What people may set on an endpoint beside its route; None leaves a setting as it is."""
@@ -83,7 +93,10 @@ def summarize(state: EndpointState) -> dict[str, Any]:
     """The route as answers and events tell it."""
     named = {role: placed.name for role, placed in state.placed().items()}
     roles = {role: named.get(role) for role in ROLES}
-    return {"generation": state.generation, **roles, "canary_bp": state.canary_bp}
+    summary = {"generation": state.generation, **roles, "canary_bp": state.canary_bp}
+    if not state.rollout:
+        return summary
+    return summary | {name: getattr(state, name) for name in SHARES} | {"rollout": state.rollout}
 
 
 def check_generation(state: EndpointState, expected: int | None) -> None:
@@ -119,15 +132,19 @@ def promote(
             state,
             missing=missing,
         )
-    moved = _leave_roles(state, target)
+    moved = _leave_roles(end_rollout(state), target)
     displaced = moved.previous
     moved = replace(
-        moved, live=target, previous=state.live, rejected=state.rejected - {target.name}
+        moved,
+        live=target,
+        previous=state.live,
+        rejected=state.rejected - {target.name},
+        ending="finish",
     )
     # What was rolled back keeps its standby; only an empty place is filled with what gave way here.
     if displaced is not None and moved.retired is None:
-        moved = _retire(moved, displaced, now)
-    return _next(moved)
+        moved = retire(moved, displaced, now)
+    return next_generation(moved)
 
 
 def rollback(
@@ -168,8 +185,14 @@ def rollback(
             state,
         )
     rejected = (state.rejected | {leave}) - {to.name}
-    moved = replace(_leave_roles(state, to), live=to, previous=None, rejected=rejected)
-    return _next(_retire(moved, state.live, now))
+    moved = replace(
+        _leave_roles(end_rollout(state), to),
+        live=to,
+        previous=None,
+        rejected=rejected,
+        ending=state.in_flight,
+    )
+    return next_generation(retire(moved, state.live, now))
 
 
 def set_candidate(
@@ -183,6 +206,7 @@ def set_candidate(
     Raises:
         CandidateIsLive: it answers already.
         NoCandidate: a share was given, and nobody to take it.
+        HeldByRollout: a rollout decides about the candidate.
     """
     if candidate is not None and candidate.name == state.live.name:
         raise CandidateIsLive(
@@ -197,25 +221,43 @@ def set_candidate(
         )
     if is_same and share == state.canary_bp:
         return state
-    moved = replace(state, candidate=candidate, canary_bp=share)
-    if not is_same:
-        moved = replace(moved, salt=salt)
+    if state.rollout:
+        raise HeldByRollout(
+            f"Rollout {state.rollout} decides about the candidate of endpoint {state.name!r}; use its actions, or abort "
+            "it first.",
+            state,
+        )
+    moved = replace(place_candidate(state, candidate), canary_bp=share, ending="finish")
+    return next_generation(moved if is_same else replace(moved, salt=salt))
+
+
+def place_candidate(state: EndpointState, candidate: Placed | None) -> EndpointState:
+    """``state`` with that candidate, which is no longer kept as a retired version."""
+    moved = replace(state, candidate=candidate)
     if candidate is not None and state.retired is not None and candidate.name == state.retired.name:
         moved = replace(moved, retired=None, retired_until=None)
-    return _next(moved)
+    return moved
+
+
+def end_rollout(state: EndpointState) -> EndpointState:
+    """``state`` without the rollout that holds its candidate, and without the candidate."""
+    if not state.rollout:
+        return state
+    none: dict[str, Any] = dict.fromkeys(SHARES, 0)
+    return replace(state, candidate=None, rollout="", **none)
 
 
 def configure(state: EndpointState, settings: Settings) -> EndpointState:
     """Set what is given; the values were checked at the edge."""
     moved = replace(state, **settings.changes())
-    return state if moved == state else _next(moved)
+    return state if moved == state else next_generation(moved)
 
 
 def end_standby(state: EndpointState, now: datetime) -> EndpointState:
     """Let a retired version go whose time is over."""
     if state.retired_until is None or state.retired_until > now:
         return state
-    return _next(replace(state, retired=None, retired_until=None))
+    return next_generation(replace(state, retired=None, retired_until=None))
 
 
 def in_one(before: EndpointState, after: EndpointState) -> EndpointState:
@@ -234,10 +276,12 @@ def _leave_roles(state: EndpointState, target: Placed) -> EndpointState:
     return state
 
 
-def _retire(state: EndpointState, placed: Placed, now: datetime) -> EndpointState:
+def retire(state: EndpointState, placed: Placed, now: datetime) -> EndpointState:
+    """``state`` that keeps ``placed`` without a route for the standby time."""
     until = now + timedelta(seconds=state.standby_s)
     return replace(state, retired=placed, retired_until=until)
 
 
-def _next(state: EndpointState) -> EndpointState:
+def next_generation(state: EndpointState) -> EndpointState:
+    """``state`` as the next change of its route."""
     return replace(state, generation=state.generation + 1)

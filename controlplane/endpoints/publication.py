@@ -17,7 +17,7 @@ from django.conf import settings
 from django.db import transaction
 
 from controlplane.endpoints.models import Endpoint
-from controlplane.endpoints.routing import in_flight_of, residents_of, route_of
+from controlplane.endpoints.routing import residents_of, route_of
 from controlplane.errors import DomainError
 from controlplane.events.models import Outbox
 from controlplane.events.services import record
@@ -137,7 +137,7 @@ def _apply_newest(name: str, queue: Queue, now: datetime) -> Published:
     for _ in range(ATTEMPTS):
         endpoint = Endpoint.objects.with_versions().get(name=name)
         state = endpoint.to_state()
-        applied = queue.apply_route(route_of(state), in_flight=in_flight_of(state))
+        applied = queue.apply_route(route_of(state), in_flight=state.ending)
         if applied.is_current:
             applied_at = time.perf_counter()
             _confirm(endpoint)

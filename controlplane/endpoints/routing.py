@@ -22,6 +22,8 @@ class Placed:
     name: str
     artifact: str
     engine_options: Mapping[str, Any] = field(default_factory=dict)
+    runtime: str = ""
+    runtime_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,9 @@ class EndpointState:
     """One endpoint row with its versions resolved.
 
     ``retired`` left its role, stays resident without a route until ``retired_until``, and serves again only when
-    somebody names it. ``rejected`` are the names of versions that were rolled back.
+    somebody names it. ``rejected`` are the names of versions that were rolled back. ``rollout`` is the id of the rollout
+    that holds the candidate, with the shares of requests that are copied for it. ``ending`` says how requests end that
+    run on a version which the newest change took the route from.
     """
 
     name: str
@@ -48,6 +52,11 @@ class EndpointState:
     retired: Placed | None = None
     retired_until: datetime | None = None
     rejected: frozenset[str] = frozenset()
+    rollout: str = ""
+    shadow_bp: int = 0
+    self_bp: int = 0
+    score_bp: int = 0
+    ending: str = "finish"
 
     def placed(self) -> dict[str, Placed]:
         """The version of every filled role."""
@@ -74,17 +83,11 @@ def route_of(state: EndpointState) -> Route:
         queue_cap=state.queue_cap,
         deadline_s=state.deadline_s,
         store_texts=state.store_texts,
+        rollout=state.rollout,
+        shadow_bp=state.shadow_bp,
+        self_bp=state.self_bp,
+        score_bp=state.score_bp,
     )
-
-
-def in_flight_of(state: EndpointState) -> str:
-    """How requests end that still run on a version without a route.
-
-    The endpoint's policy is for versions that were taken back. After a promote the old version is as good as ever,
-    and what it began it finishes. A rollback is what leaves a retired version and no previous one.
-    """
-    is_rolled_back = state.retired is not None and state.previous is None
-    return state.in_flight if is_rolled_back else "finish"
 
 
 def residents_of(states: Iterable[EndpointState]) -> list[Resident]:
@@ -104,7 +107,15 @@ def residents_of(states: Iterable[EndpointState]) -> list[Resident]:
 
 
 def _resident(endpoint: str, role: str, placed: Placed) -> Resident:
-    return Resident(endpoint, placed.name, placed.artifact, placed.engine_options, role=role)
+    return Resident(
+        endpoint,
+        placed.name,
+        placed.artifact,
+        placed.engine_options,
+        role=role,
+        runtime=placed.runtime,
+        runtime_digest=placed.runtime_digest,
+    )
 
 
 def _name_of(placed: Placed | None) -> str:

@@ -13,8 +13,14 @@ from http import HTTPStatus
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
-from controlplane.endpoints import moves
-from controlplane.endpoints.changes import Change, Changed, UnknownEndpoint, record_change
+from controlplane.endpoints import capacity, moves
+from controlplane.endpoints.changes import (
+    STANDBY_ENDED,
+    Change,
+    Changed,
+    UnknownEndpoint,
+    record_change,
+)
 from controlplane.endpoints.models import Endpoint, make_salt, place
 from controlplane.endpoints.moves import Settings
 from controlplane.endpoints.publication import publish_if_possible
@@ -227,12 +233,15 @@ def configure(
     Raises:
         StaleGeneration: the endpoint is not at ``expected_generation``.
         CandidateIsLive, NoCandidate: the candidate or its share cannot be.
+        DoesNotFit: a new candidate clearly cannot be loaded beside what is resident.
         InvalidEndpoint: a setting is out of range.
         UnknownEndpoint, UnknownVersion, VersionNotReady: what was named is not there.
     """
     started_at = time.perf_counter()
     settings = settings or Settings()
     version = find_version(candidate) if candidate else None
+    if version is not None:
+        _check_fits(version, name, queue)
     _check_fields(Endpoint(name=name, canary_bp=canary_bp or 0, **settings.changes()))
 
     def move(state: EndpointState) -> EndpointState:
@@ -287,7 +296,7 @@ def expire_standby(*, queue: Queue, now: datetime) -> list[str]:
     """Let retired versions go whose standby is over; the names of their endpoints."""
     names = list(Endpoint.objects.with_standby_over(now).values_list("name", flat=True))
     for name in names:
-        change = Change("endpoint.standby_ended", name, "beat", "", now, [])
+        change = Change(STANDBY_ENDED, name, "beat", "the standby time is over", now, [])
         change.publish(
             *change.commit(lambda state: moves.end_standby(state, now)), queue, time.perf_counter()
         )
@@ -320,6 +329,17 @@ def _ready_if_known(name: str, queue: Queue) -> frozenset[str] | None:
         return read_report(queue=queue).ready_versions(name)
     except QueueUnavailable:
         return None
+
+
+def _check_fits(version: Version, name: str, queue: Queue) -> None:
+    endpoint = Endpoint.objects.with_versions().filter(name=name).first()
+    if endpoint is None or endpoint.candidate == version or endpoint.live == version:
+        return
+    try:
+        report = read_report(queue=queue)
+    except QueueUnavailable:
+        report = None
+    capacity.check_candidate(version, endpoint=endpoint, report=report)
 
 
 def _check_artifact(version: Version) -> None:

@@ -46,6 +46,14 @@ class Report:
             return "no slot holds it yet; a free one takes it within seconds, and with none free it waits"
         return "no slot holds it; make it the candidate first, and promote it when it is ready"
 
+    def holders_of(self, version: str) -> list[SlotStatus]:
+        """The slots that hold ``version``, or are about to, for whatever endpoint."""
+        return [slot for slot in self.slots if slot.version == version]
+
+    def failures_of(self, version: str) -> list[LoadFailure]:
+        """How loading ``version`` fails, for each endpoint that wants it."""
+        return [failure for failure in self.failures if failure.version == version]
+
     def _failure_of(self, endpoint: str, version: str) -> LoadFailure | None:
         found = (
             each for each in self.failures if (each.endpoint, each.version) == (endpoint, version)
@@ -80,6 +88,16 @@ def read_slots(*, queue: Queue) -> list[SlotStatus]:
     return _seen_at(now, list_slots(queue))
 
 
+def read_failures(*, queue: Queue) -> list[LoadFailure]:
+    """Every version that a slot should hold and could not load.
+
+    Raises:
+        QueueUnavailable: Redis is away.
+    """
+    now, _ = queue.read_reports()
+    return _failed_at(now, queue)
+
+
 def read_report(*, queue: Queue, endpoints: Iterable[str] = ()) -> Report:
     """What slots say now, with the lanes of ``endpoints``.
 
@@ -90,8 +108,7 @@ def read_report(*, queue: Queue, endpoints: Iterable[str] = ()) -> Report:
     return Report(
         slots=_seen_at(now, list_slots(queue)),
         lanes={name: queue.read_lanes(name) for name in endpoints},
-        # A first try is noted before it is made; until its time is over it is no failure yet.
-        failures=[each for each in list_failures(queue) if each.count > 1 or each.retry_at <= now],
+        failures=_failed_at(now, queue),
     )
 
 
@@ -117,6 +134,11 @@ def readiness(*, state: EndpointState, report: Report) -> list[RoleReadiness]:
 
 def _tell(slot: SlotStatus) -> str:
     return f"{slot.slot} is {slot.state}" + (f" ({slot.detail})" if slot.detail else "")
+
+
+def _failed_at(now: float, queue: Queue) -> list[LoadFailure]:
+    # A first try is noted before it is made; until its time is over it is no failure yet.
+    return [each for each in list_failures(queue) if each.count > 1 or each.retry_at <= now]
 
 
 def _seen_at(now: float, slots: Iterable[SlotStatus]) -> list[SlotStatus]:

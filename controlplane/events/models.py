@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Any, NoReturn, Self
 
 from django.db import models
@@ -110,6 +110,10 @@ class OutboxQuerySet(models.QuerySet["Outbox"]):
     def waiting(self, topic: str) -> Self:
         """Rows of ``topic`` that nobody has carried out, oldest first."""
         return self.filter(topic=topic, done_at=None).order_by("pk")
+
+    def done_before(self, moment: datetime) -> Self:
+        """Rows that were carried out before ``moment``."""
+        return self.filter(done_at__lt=moment)
 
 
 class Outbox(models.Model):

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
 
 from controlplane.events.models import GENESIS, ChainHead, Event, Outbox
+
+BATCH = 1000
+# One call ends after this many batches; the next call goes on.
+MAX_BATCHES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,21 @@ def verify() -> Verification:
             f"The chain ends at event {expected_sequence}, but {head.sequence} were written.",
         )
     return Verification(expected_sequence)
+
+
+def expire_outbox(*, keep: timedelta, now: datetime) -> int:
+    """Delete outbox rows that were carried out longer than ``keep`` ago; how many. Events stay, and what waits too.
+
+    It works in small transactions: SQLite has one writer, and the others must not wait for a large one.
+    """
+    done = Outbox.objects.done_before(now - keep).order_by("pk")
+    num_deleted = 0
+    for _ in range(MAX_BATCHES):
+        ids = list(done.values_list("pk", flat=True)[:BATCH])
+        if not ids:
+            break
+        num_deleted += Outbox.objects.filter(pk__in=ids).delete()[0]
+    return num_deleted
 
 
 def _canonical(data: Mapping[str, Any]) -> str:

@@ -1,22 +1,37 @@
-"""The request log in the admin."""
+"""The request log, what callers thought of answers, and the list of terms in the admin."""
 
 # Django fixes the signatures of these methods, used or not.
 # ruff: noqa: ARG002
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from django.conf import settings
 from django.contrib import admin
+from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import path
+from django.utils import timezone
+from unfold.admin import ModelAdmin
 from unfold.contrib.filters.admin import DropdownFilter, RangeDateTimeFilter
 from unfold.decorators import display
 from unfold.paginator import InfinitePaginator
 
+from controlplane.access.models import ApiKey
 from controlplane.endpoints.models import Endpoint
 from controlplane.events.admin import ReadOnlyAdmin, shorten
-from controlplane.monitoring.models import RequestLog
+from controlplane.monitoring import services
+from controlplane.monitoring.models import Feedback, FlaggedTerm, RequestLog
+from controlplane.monitoring.usage import GROUPS, Usage, sum_usage
 from controlplane.registry.models import Version
 
 MAX_CHOICES = 200
+USAGE_TEMPLATE = "admin/monitoring/requestlog/usage.html"
+WINDOWS = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(days=7)}
 
 
 class EndpointFilter(DropdownFilter):
@@ -74,7 +89,7 @@ class RequestLogAdmin(ReadOnlyAdmin):
 
     list_display = (
         "show_request", "finished_at", "endpoint", "show_version", "show_outcome", "show_tokens", "first_token_ms",
-        "total_ms",
+        "total_ms", "engine_ms",
     )  # fmt: skip
     list_filter = (
         EndpointFilter,
@@ -113,7 +128,8 @@ class RequestLogAdmin(ReadOnlyAdmin):
     @admin.display(description="tokens in, out")
     def show_tokens(self, row: RequestLog) -> str:
         """Of the prompt and of the answer."""
-        return f"{row.prompt_tokens:,}, {row.completion_tokens:,}"
+        cached = f" ({row.cached_tokens:,} cached)" if row.cached_tokens else ""
+        return f"{row.prompt_tokens:,}{cached}, {row.completion_tokens:,}"
 
     @admin.display(description="first token (ms)")
     def first_token_ms(self, row: RequestLog) -> str:
@@ -124,3 +140,88 @@ class RequestLogAdmin(ReadOnlyAdmin):
     def total_ms(self, row: RequestLog) -> str:
         """Time to the last token."""
         return f"{row.total_s * 1000:,.0f}"
+
+    @admin.display(description="engine (ms)")
+    def engine_ms(self, row: RequestLog) -> str:
+        """Its share of the engine's time."""
+        return "-" if row.engine_s is None else f"{row.engine_s * 1000:,.1f}"
+
+    def get_urls(self) -> list[Any]:
+        """The sums, before the addresses that take any id."""
+        view = self.admin_site.admin_view(self.usage_view)
+        return [path("usage/", view, name="monitoring_usage"), *super().get_urls()]
+
+    def usage_view(self, request: HttpRequest) -> HttpResponse:
+        """What versions, keys or endpoints used and cost; an address that was made up shows the day by version."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        group_by, window = request.GET.get("group_by", ""), request.GET.get("window", "")
+        group_by = group_by if group_by in GROUPS else "version"
+        window = window if window in WINDOWS else "day"
+        now, price = timezone.now(), settings.COST_PER_HOUR
+        found = sum_usage(
+            group_by=group_by, since=now - WINDOWS[window], until=now, price_per_hour=price
+        )
+        context = {
+            "title": "Usage",
+            "groups": list(GROUPS),
+            "windows": list(WINDOWS),
+            "group_by": group_by,
+            "window": window,
+            "price": price,
+            "rows": [
+                {"usage": each, "label": label, "num_failed": each.num_requests - each.num_ok}
+                for each, label in zip(found, _labels(group_by, found), strict=True)
+            ],
+        }
+        shared = self.admin_site.each_context(request)
+        return TemplateResponse(request, USAGE_TEMPLATE, {**shared, **context})
+
+
+def _labels(group_by: str, found: Sequence[Usage]) -> list[str]:
+    """What people call the groups: keys have names."""
+    names: dict[str, str] = {}
+    if group_by == "key":
+        keys = ApiKey.objects.filter(key_id__in=[each.name for each in found])
+        names = dict(keys.values_list("key_id", "name"))
+    return [names.get(each.name, each.name) or "-" for each in found]
+
+
+@admin.register(Feedback)
+class FeedbackAdmin(ReadOnlyAdmin):
+    """What callers thought of answers, the newest first."""
+
+    list_display = ("show_request", "at", "endpoint", "version", "arm", "rating")
+    list_filter = (EndpointFilter, VersionFilter)
+    list_filter_submit = True
+    search_fields = ("=request_id",)
+    search_help_text = "Request id, in full"
+    ordering = ("-id",)
+    list_per_page = 50
+    empty_hint = "Callers send it to /v1/feedback of the gateway."
+    show_full_result_count = False
+    paginator = InfinitePaginator
+
+    @admin.display(description="request")
+    def show_request(self, row: Feedback) -> str:
+        """The beginning of its id."""
+        return shorten(row.request_id)
+
+
+@admin.register(FlaggedTerm)
+class FlaggedTermAdmin(ModelAdmin):
+    """The list of terms that no answer should hold."""
+
+    list_display = ("term", "is_active", "note")
+    search_fields = ("term",)
+    ordering = ("term",)
+
+    def has_delete_permission(self, request: HttpRequest, obj: FlaggedTerm | None = None) -> bool:
+        """Terms that count no more stay, to tell what was looked for before."""
+        return False
+
+    def save_model(
+        self, request: HttpRequest, obj: FlaggedTerm, form: object, change: bool
+    ) -> None:
+        """One call of the service."""
+        services.save_term(term=obj, actor=request.user.get_username(), now=timezone.now())

@@ -1,4 +1,4 @@
-"""What the traffic looks like: one row per finished request."""
+"""What the traffic looks like: one row per finished request, and what callers thought of some."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ class RequestLog(models.Model):
     """One line of the request log, as ``inference.protocol.RequestRecord`` brought it.
 
     Names, not foreign keys: a line stays true whatever becomes of its version, and thousands of lines a second must
-    not lock the rows they speak of. ``prompt`` and ``completion`` are set only where the endpoint stores texts.
+    not lock the rows they speak of. ``engine_s`` are the engine seconds attributed to the request, ``cached_tokens``
+    those of its prompt that were not computed again. ``prompt`` and ``completion`` are set only where the endpoint
+    stores texts.
     """
 
     request_id = models.CharField(max_length=64, unique=True)
@@ -51,9 +53,11 @@ class RequestLog(models.Model):
     streamed = models.BooleanField()
     prompt_tokens = models.PositiveIntegerField()
     completion_tokens = models.PositiveIntegerField()
+    cached_tokens = models.PositiveIntegerField(default=0, db_default=0)
     queue_s = models.FloatField(null=True)
     first_token_s = models.FloatField(null=True)
     total_s = models.FloatField()
+    engine_s = models.FloatField(null=True)
     finished_at = models.DateTimeField()
     user = models.CharField(max_length=512, blank=True)
     tags = models.JSONField(default=dict, blank=True)
@@ -71,3 +75,77 @@ class RequestLog(models.Model):
 
     def __str__(self) -> str:
         return self.request_id
+
+
+class FeedbackQuerySet(models.QuerySet["Feedback"]):
+    """What callers thought of answers."""
+
+    def of_version(self, version: str) -> Self:
+        """Of the answers of the version called ``model/number``."""
+        return self.filter(version=version)
+
+    def of_endpoint(self, endpoint: str) -> Self:
+        """Of the answers of ``endpoint``."""
+        return self.filter(endpoint=endpoint)
+
+    def given_before(self, moment: datetime) -> Self:
+        """Opinions that came before ``moment``."""
+        return self.filter(at__lt=moment)
+
+    def with_comment(self) -> Self:
+        """Opinions with a text."""
+        return self.exclude(comment=None)
+
+
+class Feedback(models.Model):
+    """What the caller of one request thought of its answer: the last word of the key that sent the request.
+
+    ``rating`` is from -1, bad, to 1, good. Endpoint, version and arm are the request's. ``comment`` is kept only where the
+    endpoint stores texts.
+    """
+
+    request_id = models.CharField(max_length=64, unique=True)
+    endpoint = models.CharField(max_length=64)
+    version = models.CharField(max_length=80, blank=True)
+    arm = models.CharField(max_length=16, blank=True)
+    rating = models.FloatField()
+    comment = models.TextField(null=True, blank=True)  # noqa: DJ001 (null: not stored)
+    at = models.DateTimeField()
+
+    objects = FeedbackQuerySet.as_manager()
+
+    class Meta:
+        verbose_name_plural = "feedback"
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(rating__gte=-1, rating__lte=1), name="monitoring_rating_range"
+            )
+        ]
+        indexes = [
+            models.Index(fields=["version", "at"], name="monitoring_feedback_version"),
+            models.Index(fields=["at"], name="monitoring_feedback_at"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.request_id} {self.rating:+g}"
+
+
+class FlaggedTermQuerySet(models.QuerySet["FlaggedTerm"]):
+    """The list of terms."""
+
+    def active_terms(self) -> tuple[str, ...]:
+        """The terms that count, in order."""
+        return tuple(self.filter(is_active=True).order_by("term").values_list("term", flat=True))
+
+
+class FlaggedTerm(models.Model):
+    """A word or phrase that no answer should hold; answers with one are flagged ``term``. It stays when it counts no more."""
+
+    term = models.CharField(max_length=200, unique=True)
+    is_active = models.BooleanField(default=True)
+    note = models.CharField(max_length=500, blank=True, default="")
+
+    objects = FlaggedTermQuerySet.as_manager()
+
+    def __str__(self) -> str:
+        return self.term

@@ -1,4 +1,4 @@
-"""How long the request log is kept."""
+"""How long the request log is kept, and the list of terms that no answer should hold."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import logging
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from controlplane.monitoring.models import RequestLog, RequestLogQuerySet
+from django.db import transaction
+
+from controlplane.events.services import record
+from controlplane.monitoring.models import Feedback, FlaggedTerm, RequestLog, RequestLogQuerySet
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +42,24 @@ def expire(*, retention: Retention, now: datetime) -> Expired:
     old_rows = RequestLog.objects.finished_before(now - retention.rows)
     old_texts = RequestLog.objects.finished_before(now - retention.texts).with_texts()
     expired = Expired(num_rows=_delete(old_rows), num_texts=_blank(old_texts))
+    Feedback.objects.given_before(now - retention.rows).delete()
+    Feedback.objects.given_before(now - retention.texts).with_comment().update(comment=None)
     if expired.num_rows or expired.num_texts:
         logger.info("request log expired rows=%d texts=%d", expired.num_rows, expired.num_texts)
     return expired
+
+
+@transaction.atomic
+def save_term(*, term: FlaggedTerm, actor: str, now: datetime) -> None:
+    """Add or change a term of the list that answers are looked through for; classifiers have a new version from now on."""
+    term.save()
+    record(
+        type="flagged_term.saved",
+        subject=f"flagged_term:{term.pk}",
+        actor=actor,
+        now=now,
+        data={"term": term.term, "is_active": term.is_active},
+    )
 
 
 def _delete(rows: RequestLogQuerySet) -> int:

@@ -113,7 +113,7 @@ class VersionPage(ModelAdmin):
         ("How it computes", {"fields": ("dtype", "keep_quantized", "engine_options", "chat_template", "runtime")}),
         ("Lineage", {"fields": ("parent", "run_link", "notes")}),
     )  # fmt: skip
-    fieldsets = (
+    fieldsets: tuple[Any, ...] = (
         (None, {"fields": ("show_name", "state_now", "show_progress", "description", "notes", "run_link")}),
         ("What it is", {"fields": (
             "dtype", "quantization", "show_context", "show_parameters", "show_size", "show_engine_options",

@@ -12,13 +12,16 @@ from django.core.exceptions import ValidationError
 
 from controlplane.errors import DomainError
 from controlplane.registry.models import Version, validate_link, validate_slug
+from controlplane.registry.runtimes import DIGEST, INTERPRETER, inspect
 from controlplane.registry.sources import SourceRefused, find_directory, find_file
 from inference.config import EngineConfig, InvalidConfig
+from inference.runtime import OURS, RuntimeRefused
 
 # The libraries whose release can change a token.
 RUNTIME_PACKAGES = ("tatkal", "torch", "numpy", "tokenizers", "safetensors", "jinja2")
 RUNTIME_FIELDS = ("python", "machine", *RUNTIME_PACKAGES)
 MAX_RUNTIME_VALUE = 64
+MAX_INTERPRETER = 1024
 MAX_TEXT = 10_000
 MAX_LINK = 500
 # What weights can be stored in; a version computes in any of ``Version.Dtype``.
@@ -59,7 +62,8 @@ class Source:
 class Draft:
     """A version to be: what decides its answers, and what people say about it.
 
-    ``parent`` is the name of the version it was made from. ``runtime`` overrides what this machine would record.
+    ``parent`` is the name of the version it was made from. ``runtime`` overrides what this machine would record; with an
+    ``interpreter``, the directory of a virtual environment, the version runs under that one, and it says itself what it has.
     """
 
     model: str
@@ -74,14 +78,15 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What the names in a draft lead to: real paths, or the version that shares its weights; and the parent."""
+    """What the names in a draft lead to: real paths, or the version that shares its weights; the parent; the runtime."""
 
     location: str
     chat_template: str
     parent: Version | None
+    runtime: Mapping[str, str]
 
 
-def check(draft: Draft, roots: Sequence[Path]) -> Checked:
+def check(draft: Draft, roots: Sequence[Path], runtime_roots: Sequence[Path]) -> Checked:
     """Everything that can be known before the import: names, paths, options, lineage.
 
     Raises:
@@ -99,6 +104,7 @@ def check(draft: Draft, roots: Sequence[Path]) -> Checked:
         location=location,
         chat_template=_find("chat_template", find_file, template, roots) if template else "",
         parent=_find_version("parent", draft.parent) if draft.parent else base,
+        runtime=_complete_runtime(draft.runtime, runtime_roots),
     )
 
 
@@ -162,17 +168,38 @@ def _check_options(draft: Draft) -> None:
 def _check_runtime(runtime: Mapping[str, Any]) -> None:
     if not isinstance(runtime, Mapping):
         raise InvalidVersion("runtime", "The runtime must be a JSON object.")
-    if unknown := sorted(set(runtime) - set(RUNTIME_FIELDS)):
+    known = (INTERPRETER, *RUNTIME_FIELDS)
+    if unknown := sorted(set(runtime) - set(known)):
+        raise InvalidVersion(
+            "runtime", f"Runtime fields {unknown} are not known; known are {', '.join(known)}."
+        )
+    if INTERPRETER in runtime and len(runtime) > 1:
         raise InvalidVersion(
             "runtime",
-            f"Runtime fields {unknown} are not known; known are {', '.join(RUNTIME_FIELDS)}.",
+            "Runtime: an interpreter says itself what it has; leave the other fields out.",
         )
     for name, value in runtime.items():
-        if not isinstance(value, str) or not 0 < len(value) <= MAX_RUNTIME_VALUE:
+        longest = MAX_INTERPRETER if name == INTERPRETER else MAX_RUNTIME_VALUE
+        if not isinstance(value, str) or not 0 < len(value) <= longest:
             raise InvalidVersion(
                 "runtime",
                 f"Runtime {name}={value!r} must be a release such as '2.9.1', in quotation marks.",
             )
+
+
+def _complete_runtime(runtime: Mapping[str, str], roots: Sequence[Path]) -> dict[str, str]:
+    """What a version records of its runtime: as it was told, or as its interpreter tells."""
+    if INTERPRETER not in runtime:
+        return dict(runtime)
+    try:
+        facts = inspect(runtime[INTERPRETER], roots)
+    except RuntimeRefused as error:
+        raise InvalidVersion("runtime", str(error)) from error
+    packages = {
+        name: facts.packages.get(name, "absent") for name in RUNTIME_PACKAGES if name != OURS
+    }
+    found = {"python": facts.python, "machine": facts.machine, DIGEST: facts.digest}
+    return {INTERPRETER: runtime[INTERPRETER], **found, **packages}
 
 
 def _check_texts(draft: Draft) -> None:

@@ -64,7 +64,8 @@ class RegisterForm(forms.ModelForm):
             "keep_quantized": "GGUF only: store Q4_0, Q4_1 and Q8_0 blocks as they are, nothing is rounded.",
             "chat_template": "Weights of another version only: a Jinja file that replaces its chat template.",
             "engine_options": 'JSON, such as {"max_num_seqs": 32, "max_model_len": 4096}.',
-            "runtime": "JSON; empty: the interpreter and libraries of this machine are recorded.",
+            "runtime": "JSON; empty: the interpreter and libraries of this machine. "
+            '{"interpreter": "/path"} runs the version under that virtual environment.',
             "parent": "The version that this one was trained or made from.",
             "run_link": "The training run, such as its MLflow page.",
             "description": "One line for lists.",

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import os
 import resource
+import selectors
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import IO, Any, cast
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 MAX_LINE_BYTES = 2**20
+BEAT_S = 5.0
 MAX_ERROR_CHARACTERS = 2000
 # Names a child needs to find its interpreter, libraries and locale; everything else stays here.
 CHILD_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
@@ -69,8 +72,12 @@ def run_import(
     *,
     limits: Limits,
     on_progress: Callable[[Progress], None] = lambda _: None,
+    on_beat: Callable[[], None] = lambda: None,
 ) -> ImportReport:
     """Run ``python -m inference.importers`` with ``arguments`` to its end, and read its report.
+
+    ``on_beat`` is called every ``BEAT_S`` seconds meanwhile, also while the child says nothing. The child ends when
+    this process does, however that ends, and when ``on_beat`` or ``on_progress`` raise.
 
     Raises:
         ImportFailed: it refused the source, crashed, was killed, or took longer than it may.
@@ -78,8 +85,8 @@ def run_import(
     expired = Event()
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(
-            [sys.executable, "-m", "inference.importers", *arguments],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-m", "inference.importers", "--end-with-stdin", *arguments],
+            stdin=subprocess.PIPE,  # never written: its end tells the child that we are gone
             stdout=subprocess.PIPE,
             stderr=errors,
             cwd=PROJECT_ROOT,
@@ -89,14 +96,15 @@ def run_import(
         watchdog.daemon = True
         watchdog.start()
         try:
-            _limit_memory(child.pid, limits.memory_bytes)
-            report = _read_report(child, on_progress)
-            status = child.wait(timeout=limits.timeout_s)
+            limit_memory(child.pid, limits.memory_bytes)
+            report = _read_report(child, on_progress, on_beat)
+            status = _wait(child, on_beat)
         finally:
             watchdog.cancel()
             if child.poll() is None:
                 child.kill()
                 child.wait(timeout=10)
+            cast("IO[bytes]", child.stdin).close()
         if expired.is_set():
             raise ImportFailed("timed_out", f"The import took longer than {limits.timeout_s:g} s.")
         return _conclude(report, status, limits=limits, errors=errors)
@@ -107,7 +115,8 @@ def _expire(child: subprocess.Popen[bytes], expired: Event) -> None:
     child.kill()
 
 
-def _limit_memory(pid: int, memory_bytes: int) -> None:
+def limit_memory(pid: int, memory_bytes: int) -> None:
+    """Bound the address space of a child that was just started."""
     # A function run between fork and exec is not safe in a process with threads, so the limit is set from outside;
     # where the system cannot do that (macOS) the time limit alone holds.
     if hasattr(resource, "prlimit"):
@@ -117,13 +126,24 @@ def _limit_memory(pid: int, memory_bytes: int) -> None:
             return  # It has ended already; its exit status tells why.
 
 
+def _wait(child: subprocess.Popen[bytes], on_beat: Callable[[], None]) -> int:
+    """The status of a child that has closed its output; the watchdog is what ends one that does not end."""
+    while True:
+        try:
+            return child.wait(timeout=BEAT_S)
+        except subprocess.TimeoutExpired:
+            on_beat()
+
+
 def _read_report(
-    child: subprocess.Popen[bytes], on_progress: Callable[[Progress], None]
+    child: subprocess.Popen[bytes],
+    on_progress: Callable[[Progress], None],
+    on_beat: Callable[[], None],
 ) -> dict[str, Any]:
     """The last line of consequence (``done`` or ``refused``), or an empty report."""
     report: dict[str, Any] = {}
-    with cast("IO[bytes]", child.stdout) as lines:
-        for event in _events(lines):
+    with cast("IO[bytes]", child.stdout) as output:
+        for event in _events(_lines(output, on_beat)):
             if event.get("event") == "progress":
                 on_progress(Progress(int(event["done"]), int(event["total"]), str(event["what"])))
             else:
@@ -131,8 +151,30 @@ def _read_report(
     return report
 
 
-def _events(lines: IO[bytes]) -> Iterator[dict[str, Any]]:
-    while line := lines.readline(MAX_LINE_BYTES):
+def _lines(output: IO[bytes], on_beat: Callable[[], None]) -> Iterator[bytes]:
+    """Line by line what the child prints; a line that never ends comes in pieces, and a silence in beats."""
+    pending, beat_at = b"", time.monotonic() + BEAT_S
+    with selectors.DefaultSelector() as selector:
+        selector.register(output, selectors.EVENT_READ)
+        while True:
+            is_readable = bool(selector.select(max(0.0, beat_at - time.monotonic())))
+            if time.monotonic() >= beat_at:
+                beat_at = time.monotonic() + BEAT_S
+                on_beat()
+            if not is_readable:
+                continue
+            data = os.read(output.fileno(), MAX_LINE_BYTES)
+            *lines, pending = (pending + data).split(b"\n")
+            yield from (line for line in lines if line)
+            if pending and (not data or len(pending) > MAX_LINE_BYTES):
+                yield pending
+                pending = b""
+            if not data:
+                return
+
+
+def _events(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
         try:
             event = json.loads(line)
         except ValueError as error:

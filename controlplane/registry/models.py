@@ -38,6 +38,13 @@ class Model(models.Model):
         return self.name
 
 
+def _beats(silent_since: datetime, begun_before: datetime) -> models.Q:
+    """Whether an import was heard of, or, without a heartbeat, is young enough. True or false, never unknown."""
+    is_heard = models.Q(heartbeat_at__isnull=False, heartbeat_at__gte=silent_since)
+    is_young = models.Q(import_started_at__isnull=False, import_started_at__gte=begun_before)
+    return is_heard | (models.Q(heartbeat_at=None) & is_young)
+
+
 class VersionQuerySet(models.QuerySet["Version"]):
     """Versions by what can be done with them."""
 
@@ -49,14 +56,18 @@ class VersionQuerySet(models.QuerySet["Version"]):
         """Versions whose import has not ended."""
         return self.filter(state__in=(Version.State.PENDING, Version.State.IMPORTING))
 
-    def importable(self, *, stale_before: datetime) -> Self:
-        """Versions to import now, oldest first; an import begun before ``stale_before`` has died."""
-        died = models.Q(state=Version.State.IMPORTING, import_started_at__lt=stale_before)
+    def importable(self, *, silent_since: datetime, begun_before: datetime) -> Self:
+        """Versions to import now, oldest first: those that wait, and those whose import has died; see ``importing``."""
+        died = models.Q(state=Version.State.IMPORTING) & ~_beats(silent_since, begun_before)
         return self.filter(models.Q(state=Version.State.PENDING) | died).order_by("pk")
 
-    def importing(self, *, stale_before: datetime) -> Self:
-        """Versions whose import may still be running; one begun before ``stale_before`` has died."""
-        return self.filter(state=Version.State.IMPORTING, import_started_at__gte=stale_before)
+    def importing(self, *, silent_since: datetime, begun_before: datetime) -> Self:
+        """Versions whose import may still be running.
+
+        One that was not heard of after ``silent_since`` has died; one of a release that sends no heartbeat has if it
+        began before ``begun_before``.
+        """
+        return self.filter(_beats(silent_since, begun_before), state=Version.State.IMPORTING)
 
     def named(self, name: str) -> Self:
         """The version called ``model/number``; nothing when the name is malformed."""
@@ -73,7 +84,7 @@ class Version(models.Model):
     the artifact is imported from: a path, or the version whose weights it shares, with another ``chat_template`` when
     that names a file. ``runtime`` names interpreter and libraries: an upgrade is a new version. Lineage is ``parent``
     (the version it was made from) and ``run_link`` (the training run). ``import_progress`` is ``{done, total, what}``
-    while an import runs, else empty.
+    while an import runs, else empty; ``heartbeat_at`` is when its worker was last heard of.
     """
 
     class State(models.TextChoices):
@@ -129,6 +140,7 @@ class Version(models.Model):
     created_at = models.DateTimeField()
     created_by = models.CharField(max_length=150)
     import_started_at = models.DateTimeField(null=True, blank=True)
+    heartbeat_at = models.DateTimeField(null=True, blank=True)
     ready_at = models.DateTimeField(null=True, blank=True)
 
     objects = VersionQuerySet.as_manager()

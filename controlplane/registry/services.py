@@ -23,11 +23,13 @@ from controlplane.errors import DomainError
 from controlplane.events.services import record
 from controlplane.registry import imports, sources
 from controlplane.registry.drafts import RUNTIME_PACKAGES, Checked, Draft, check
-from controlplane.registry.models import Model, Version
+from controlplane.registry.models import Model, Version, VersionQuerySet
 
 logger = logging.getLogger(__name__)
 
 PROGRESS_INTERVAL_S = 1.0
+# A worker that imports says so every few seconds (imports.BEAT_S); one that was silent for so long is dead.
+SILENT_S = 60.0
 
 
 class InvalidModel(DomainError):
@@ -83,7 +85,7 @@ def check_draft(draft: Draft) -> Checked:
     Raises:
         InvalidVersion: something cannot work; it names the field.
     """
-    return check(draft, sources.allowed_roots(settings.MODEL_ROOTS))
+    return check(draft, sources.allowed_roots(settings.MODEL_ROOTS), settings.RUNTIME_ROOTS)
 
 
 @transaction.atomic
@@ -113,7 +115,7 @@ def register(*, draft: Draft, actor: str, now: datetime) -> Version:
         keep_quantized=draft.source.keep_quantized,
         chat_template=checked.chat_template,
         engine_options=dict(draft.engine_options),
-        runtime=dict(draft.runtime),
+        runtime=dict(checked.runtime),
         created_at=now,
         created_by=actor,
     )
@@ -129,13 +131,17 @@ def register(*, draft: Draft, actor: str, now: datetime) -> Version:
 def import_pending(*, importing: Importing, clock: Callable[[], datetime]) -> Version | None:
     """Import the oldest version that waits; None when none does, or while another import runs.
 
-    An import may take half an hour of one thread, and the others have routes and keys to see to. A version whose
-    import died with its process is taken again once no import could still be running.
+    An import may take half an hour of one thread, and the others have routes and keys to see to. One whose worker
+    died is taken over when it was silent for ``SILENT_S``.
     """
-    stale_before = clock() - timedelta(seconds=importing.limits.timeout_s + 60)
-    version = Version.objects.importable(stale_before=stale_before).first()
+    now = clock()
+    alive = {
+        "silent_since": now - timedelta(seconds=SILENT_S),
+        "begun_before": now - timedelta(seconds=importing.limits.timeout_s + SILENT_S),
+    }
+    version = Version.objects.importable(**alive).first()
     # In this order two importers find the same version, which one of them takes, or the later sees the earlier run.
-    if version is None or Version.objects.importing(stale_before=stale_before).exists():
+    if version is None or Version.objects.importing(**alive).exists():
         return None
     return import_version(version=version, importing=importing, clock=clock)
 
@@ -145,52 +151,99 @@ def import_version(
 ) -> Version | None:
     """Turn the source of ``version`` into an artifact: it is READY or FAILED afterwards.
 
-    None when another process took it first. An import that was told to stop leaves the version PENDING.
+    None when another process took it first, or took it over because this one was silent for too long: then nothing
+    that was found here counts. An import that was told to stop leaves the version PENDING.
     """
-    started_at = clock()
-    taken = Version.objects.filter(
-        pk=version.pk, state=version.state, import_started_at=version.import_started_at
-    ).update(
-        state=Version.State.IMPORTING,
-        import_started_at=started_at,
-        state_reason="",
-        import_progress={},
-    )
-    if not taken:
+    held = _take(version, clock)
+    if held is None:
         return None
-    shown = _ShownProgress(version.pk, started_at)
 
     def on_progress(progress: imports.Progress) -> None:
         importing.on_progress(progress)
-        shown.write(progress)
+        held.show(progress)
 
     try:
         report = imports.run_import(
-            _arguments(version, importing.root), limits=importing.limits, on_progress=on_progress
+            _arguments(version, importing.root),
+            limits=importing.limits,
+            on_progress=on_progress,
+            on_beat=held.beat,
         )
     except imports.ImportFailed as failure:
-        return _end_without_artifact(version, failure, now=clock())
-    return _end_ready(version, report, now=clock())
+        return _end_without_artifact(held, failure, now=clock())
+    except TakenOver:
+        logger.warning("import was taken over version=%s", version.name)
+        return None
+    return _end_ready(held, report, now=clock())
 
 
-class _ShownProgress:
-    """Writes how far an import is into its row, at most once a second."""
+class TakenOver(Exception):
+    """Another worker imports the version now, because this one was not heard of for too long."""
 
-    def __init__(self, pk: int, started_at: datetime) -> None:
-        self._row = Version.objects.filter(
-            pk=pk, state=Version.State.IMPORTING, import_started_at=started_at
+
+class _Held:
+    """An import that is ours as long as its row says so: tells that its worker lives, and how far it is."""
+
+    def __init__(self, pk: int, started_at: datetime, clock: Callable[[], datetime]) -> None:
+        self._pk = pk
+        self._started_at = started_at
+        self._clock = clock
+        self._shown_at = time.monotonic() - PROGRESS_INTERVAL_S
+
+    def rows(self) -> VersionQuerySet:
+        """The row, or none when the import is not ours any more."""
+        return VersionQuerySet(Version).filter(
+            pk=self._pk, state=Version.State.IMPORTING, import_started_at=self._started_at
         )
-        self._next_at = time.monotonic()
 
-    def write(self, progress: imports.Progress) -> None:
-        if time.monotonic() < self._next_at:
-            return
-        self._next_at = time.monotonic() + PROGRESS_INTERVAL_S
+    def beat(self) -> None:
+        """Tell that the worker lives.
+
+        Raises:
+            TakenOver: the import is not ours any more.
+        """
         try:
-            self._row.update(import_progress=asdict(progress))
+            is_ours = self.rows().update(heartbeat_at=self._clock())
+        except DatabaseError:
+            # A database that is away hears of nobody; the import itself goes on.
+            logger.warning("import heartbeat not written", exc_info=True)
+            return
+        if not is_ours:
+            raise TakenOver
+
+    def show(self, progress: imports.Progress) -> None:
+        """Write how far it is, at most once a second."""
+        if time.monotonic() < self._shown_at + PROGRESS_INTERVAL_S:
+            return
+        self._shown_at = time.monotonic()
+        try:
+            self.rows().update(import_progress=asdict(progress))
         except DatabaseError:
             # People see an older number; the import itself goes on.
             logger.warning("import progress not written", exc_info=True)
+
+    def lock(self) -> Version | None:
+        """The row, locked in the caller's transaction, if it is still ours."""
+        # Locked alone: see the lock of an endpoint. The model is read afterwards.
+        return self.rows().select_for_update().first()
+
+
+def _take(version: Version, clock: Callable[[], datetime]) -> _Held | None:
+    """Make the import ours, unless the row is not as it was when it was chosen: a heartbeat in between keeps it."""
+    started_at = clock()
+    taken = Version.objects.filter(
+        pk=version.pk,
+        state=version.state,
+        import_started_at=version.import_started_at,
+        heartbeat_at=version.heartbeat_at,
+    ).update(
+        state=Version.State.IMPORTING,
+        import_started_at=started_at,
+        heartbeat_at=started_at,
+        state_reason="",
+        import_progress={},
+    )
+    return _Held(version.pk, started_at, clock) if taken else None
 
 
 def _arguments(version: Version, root: Path) -> list[str]:
@@ -218,8 +271,10 @@ def _locate(version: Version, roots: tuple[Path, ...]) -> str:
 
 
 @transaction.atomic
-def _end_ready(version: Version, report: imports.ImportReport, *, now: datetime) -> Version:
-    row = Version.objects.select_for_update().select_related("model").get(pk=version.pk)
+def _end_ready(held: _Held, report: imports.ImportReport, *, now: datetime) -> Version | None:
+    row = held.lock()
+    if row is None:
+        return None
     manifest = report.manifest
     row.artifact = str(report.artifact)
     row.quantization = manifest["quantization"]
@@ -231,7 +286,7 @@ def _end_ready(version: Version, report: imports.ImportReport, *, now: datetime)
     row.size_bytes = manifest["size_bytes"]
     row.generation_defaults = manifest["generation_defaults"]
     row.runtime = current_runtime() | row.runtime
-    row.import_progress = {}
+    row.import_progress, row.heartbeat_at = {}, None
     row.state, row.state_reason, row.ready_at = Version.State.READY, "", now
     row.save()
     _record(
@@ -242,12 +297,14 @@ def _end_ready(version: Version, report: imports.ImportReport, *, now: datetime)
 
 @transaction.atomic
 def _end_without_artifact(
-    version: Version, failure: imports.ImportFailed, *, now: datetime
-) -> Version:
-    row = Version.objects.select_for_update().select_related("model").get(pk=version.pk)
+    held: _Held, failure: imports.ImportFailed, *, now: datetime
+) -> Version | None:
+    row = held.lock()
+    if row is None:
+        return None
     row.state = Version.State.PENDING if failure.may_retry else Version.State.FAILED
     row.state_reason = f"{failure.code}: {failure.message}"
-    row.import_progress = {}
+    row.import_progress, row.heartbeat_at = {}, None
     row.save()
     if not failure.may_retry:
         _record("version.failed", row, actor="importer", now=now, data={"code": failure.code})

@@ -23,9 +23,15 @@ class SourceRefused(Exception):
 
 def allowed_roots(configured: Sequence[Path]) -> tuple[Path, ...]:
     """The configured directories and that of the demo weights, each where it really lies."""
+    demo = demo_directory()
+    roots = (*configured, demo) if demo else configured
+    return tuple(dict.fromkeys(Path(os.path.realpath(root)) for root in roots))
+
+
+def demo_directory() -> Path | None:
+    """Where the demo weights lie, if their package is installed."""
     spec = find_spec(DEMO_PACKAGE)
-    demo = [Path(spec.origin).parent] if spec and spec.origin else []
-    return tuple(dict.fromkeys(Path(os.path.realpath(root)) for root in (*configured, *demo)))
+    return Path(spec.origin).parent if spec and spec.origin else None
 
 
 def find_file(path: str, roots: Sequence[Path]) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -34,6 +35,22 @@ def env_int(name: str, default: int, *, low: int = 0, high: int = 2**31 - 1) -> 
     return value
 
 
+def env_amount(name: str) -> float | None:
+    """The variable as a number that is not negative, or None where it is not set."""
+    text = os.environ.get(name)
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise ImproperlyConfigured(
+            f"{name}={text!r} must be a number, for instance 1.25."
+        ) from error
+    if not 0 <= value < math.inf:
+        raise ImproperlyConfigured(f"{name}={text} must be a number from 0 on.")
+    return value
+
+
 def env_bool(name: str, default: bool) -> bool:
     """The variable as ``true`` or ``false``; nothing else is taken for either."""
     text = os.environ.get(name) or str(default)
@@ -60,6 +77,9 @@ TATKAL_HOME = Path(env_str("TATKAL_HOME", "var")).resolve()
 REDIS_URL = env_str("REDIS_URL")
 GATEWAY_PORT = env_int("PORT", 8000, low=1, high=65535)
 CONTROL_PORT = env_int("CONTROL_PORT", GATEWAY_PORT + 1, low=1, high=65535)
+
+# Of one client to one process; 0 is no limit.
+CONNECTIONS_PER_ADDRESS = env_int("TATKAL_CONNECTIONS_PER_ADDRESS", 512, high=1_000_000)
 
 SECRET_KEY = env_str("TATKAL_SECRET_KEY")
 DEBUG = False

@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import warnings
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import dj_database_url
 from csp.constants import NONE, SELF, UNSAFE_EVAL, UNSAFE_INLINE
-from django.http import HttpRequest
+from django.core.exceptions import ImproperlyConfigured
 from django.templatetags.static import static
-from django.urls import reverse, reverse_lazy
 
 from controlplane.settings.base import *
+from controlplane.settings.menu import MENU
+from inference.config import EngineConfig, InvalidConfig
 
 ROOT_URLCONF = "controlplane.urls"
-LIFESPAN = "controlplane.asgi.no_resources"
+LIFESPAN = "controlplane.api.fleet.lifespan"
 HEALTH_CHECKS = {"database": "controlplane.api.checks.check_database"}
 STARTUP_CHECKS = ("database",)
 MAX_BODY_BYTES = 2**20
@@ -40,6 +42,8 @@ INSTALLED_APPS = [
     "controlplane.registry",
     "controlplane.endpoints",
     "controlplane.monitoring",
+    "controlplane.rollouts",
+    "controlplane.dashboard",
     "axes",
 ]
 
@@ -189,7 +193,7 @@ REST_FRAMEWORK = {
 }
 SPECTACULAR_SETTINGS = {
     "TITLE": "Tatkal control API",
-    "DESCRIPTION": "Models, versions, endpoints, keys and the request log. Errors are application/problem+json.",
+    "DESCRIPTION": "Models, versions, endpoints, rollouts, keys and the request log. Errors are application/problem+json.",
     "VERSION": "1",
     "SERVE_INCLUDE_SCHEMA": False,
     "SERVE_PERMISSIONS": ["controlplane.api.drf.HasRole"],
@@ -202,6 +206,8 @@ SPECTACULAR_SETTINGS = {
         ],
         "VersionState": "controlplane.registry.models.Version.State",
         "InFlightPolicy": "controlplane.endpoints.models.Endpoint.InFlight",
+        "RolloutState": "controlplane.rollouts.machine.State",
+        "PairState": "controlplane.rollouts.pairs.Pair.State",
     },
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
@@ -210,22 +216,6 @@ SPECTACULAR_SETTINGS = {
 }
 
 FORMAT_MODULE_PATH = ["controlplane.settings.formats"]
-
-
-def page(title: str, icon: str, model: str, description: str) -> dict[str, Any]:
-    """An entry of the menu for the list of ``app.model``, shown to whoever may see its rows."""
-    app, name = model.split(".")
-
-    def may_view(request: HttpRequest) -> bool:
-        return request.user.has_perm(f"{app}.view_{name}")
-
-    return {
-        "title": title,
-        "icon": icon,
-        "link": reverse_lazy(f"admin:{app}_{name}_changelist"),
-        "permission": may_view,
-        "description": description,
-    }
 
 
 def default_import_memory_bytes() -> int:
@@ -237,47 +227,6 @@ def default_import_memory_bytes() -> int:
     return min(MAX_IMPORT_MEMORY_BYTES, physical) if physical > 0 else MAX_IMPORT_MEMORY_BYTES
 
 
-def is_at_endpoints(request: HttpRequest) -> bool:
-    """The page of the slots lies below that of the endpoints, and has an entry of its own."""
-    is_slots = request.path == reverse("admin:endpoints_slots")
-    return request.path.startswith(reverse("admin:endpoints_endpoint_changelist")) and not is_slots
-
-
-MENU = {
-    "Serving": [
-        {
-            **page(
-                "Endpoints",
-                "alt_route",
-                "endpoints.endpoint",
-                "Which version answers, and the way back.",
-            ),
-            "active": is_at_endpoints,
-        },
-        page("Models", "category", "registry.model", "Lines of versions."),
-        page("Versions", "deployed_code", "registry.version", "Register one, and watch it load."),
-        {
-            **page(
-                "Slots", "memory", "endpoints.endpoint", "Engine processes, and what they hold."
-            ),
-            "link": reverse_lazy("admin:endpoints_slots"),
-        },
-    ],
-    "Traffic": [
-        page(
-            "Request log", "list_alt", "monitoring.requestlog", "Every request, and how it ended."
-        ),
-    ],
-    "Access": [
-        page("API keys", "key", "access.apikey", "For applications and for engineers' tools."),
-        page("Users", "person", "auth.user", "People who log in here."),
-        page("Groups", "group", "auth.group", "What groups of people may do."),
-    ],
-    "Audit": [
-        page("Events", "history", "events.event", "Who changed what, when and why."),
-        page("Outbox", "outbox", "events.outbox", "Changes on their way to Redis."),
-    ],
-}
 UNFOLD = {
     "SITE_TITLE": "Tatkal",
     "SITE_HEADER": "Tatkal",
@@ -290,7 +239,10 @@ UNFOLD = {
             "href": lambda _request: static("tatkal/favicon.svg"),
         }
     ],
-    "STYLES": [lambda _request: static("tatkal/admin.css")],
+    "STYLES": [
+        lambda _request: static("tatkal/admin.css"),
+        lambda _request: static("dashboard/charts.css"),
+    ],
     "SHOW_HISTORY": False,
     "SHOW_VIEW_ON_SITE": False,
     "SIDEBAR": {
@@ -304,12 +256,42 @@ LOGGING["loggers"] = {
     for name in ("axes", "celery.app.trace", "celery.worker.strategy", "celery.beat")
 }
 
+# --- Engine slots, as far as they share this environment; a plan for a version is made with their settings. Slots that
+# reach Redis by loopback run on this machine, and one on the CPU takes its memory.
+try:
+    ENGINE = EngineConfig.from_env(os.environ, artifact=Path())
+except InvalidConfig as error:
+    raise ImproperlyConfigured(str(error)) from error
+SLOTS_ARE_HERE = ENGINE.device == "cpu" and urlsplit(REDIS_URL).hostname in {
+    "127.0.0.1",
+    "localhost",
+    "::1",
+}
+
 # --- Imports and retention. Sources of versions lie below MODEL_ROOTS or in the package with the demo weights.
 ARTIFACT_ROOT = TATKAL_HOME / "artifacts"
 MODEL_ROOTS = env_roots("TATKAL_MODEL_ROOTS", TATKAL_HOME / "models")
+# Virtual environments that versions may run under lie below these.
+RUNTIME_ROOTS = env_roots("TATKAL_RUNTIME_ROOTS", TATKAL_HOME / "runtimes")
+# Says which of two answers is better: module:function, or the address of a judge; empty: nobody.
+SCORER = env_str("TATKAL_SCORER", "")
+SCORER_TOKEN = env_str("TATKAL_SCORER_TOKEN", "")
+SCORER_TIMEOUT_S = env_int("TATKAL_SCORER_TIMEOUT_S", 10, low=1, high=60)
+
 IMPORT_TIMEOUT_S = env_int("TATKAL_IMPORT_TIMEOUT_S", 1800, low=1)
 IMPORT_MEMORY_BYTES = env_int(
     "TATKAL_IMPORT_MEMORY_BYTES", default_import_memory_bytes(), low=2**28, high=2**50
 )
 LOG_RETENTION = timedelta(days=env_int("TATKAL_LOG_DAYS", 30, low=1, high=3650))
 TEXT_RETENTION = timedelta(days=env_int("TATKAL_TEXT_DAYS", 7, low=1, high=3650))
+
+# --- What an hour of one engine slot costs, in whatever currency; None: usage is told in engine seconds alone.
+COST_PER_HOUR = env_amount("TATKAL_COST_PER_HOUR")
+
+# --- What `manage.py prepare` starts: engine slots, each with its /metrics from METRICS_PORT on. None: it finds free ports.
+ENGINE_SLOTS = env_int("TATKAL_ENGINE_SLOTS", 3, low=1, high=1000)
+METRICS_PORT = (
+    env_int("TATKAL_METRICS_PORT", 0, high=65535) if os.environ.get("TATKAL_METRICS_PORT") else None
+)
+# Of work that was carried out; the events that it came from stay.
+OUTBOX_RETENTION = timedelta(days=env_int("TATKAL_OUTBOX_DAYS", 7, low=1, high=3650))

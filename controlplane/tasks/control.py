@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from celery.signals import worker_ready
@@ -14,10 +15,15 @@ from controlplane.celery import QUEUE, app
 from controlplane.endpoints import publication
 from controlplane.endpoints import services as endpoints
 from controlplane.endpoints.publication import connection
+from controlplane.events import services as events
 from controlplane.monitoring import intake as monitoring_intake
 from controlplane.monitoring import services as monitoring
 from controlplane.registry import services as registry
 from controlplane.registry.imports import Limits
+from controlplane.rollouts import intake as rollouts_intake
+from controlplane.rollouts import loop as rollouts_loop
+from controlplane.rollouts import scoring
+from controlplane.rollouts.scorers import Scorer, load_scorer
 
 
 @app.task(name="controlplane.tasks.control.relay")
@@ -46,8 +52,21 @@ def publish_keys(**_: Any) -> None:
 
 @app.task(name="controlplane.tasks.control.intake")
 def intake(**_: Any) -> None:
-    """Store finished requests."""
-    monitoring_intake.intake(queue=connection())
+    """Store finished requests, and what callers thought of them."""
+    monitoring_intake.intake(queue=connection(), now=timezone.now())
+
+
+@app.task(name="controlplane.tasks.control.intake_answers")
+def intake_answers(**_: Any) -> None:
+    """Store the pairs whose halves have come."""
+    rollouts_intake.intake_answers(queue=connection(), now=timezone.now(), scorer=_scorer_name())
+
+
+@app.task(name="controlplane.tasks.control.score_pairs")
+def score_pairs(**_: Any) -> None:
+    """Have the scorer look at pairs that wait for it."""
+    if (scorer := _scorer()) is not None:
+        scoring.score_pairs(queue=connection(), scorer=scorer, now=timezone.now())
 
 
 @app.task(name="controlplane.tasks.control.import_pending")
@@ -73,6 +92,38 @@ def expire_log(**_: Any) -> None:
         retention=monitoring.Retention(settings.LOG_RETENTION, settings.TEXT_RETENTION),
         now=timezone.now(),
     )
+
+
+@app.task(name="controlplane.tasks.control.expire_outbox")
+def expire_outbox(**_: Any) -> None:
+    """Drop outbox rows that were carried out long ago."""
+    events.expire_outbox(keep=settings.OUTBOX_RETENTION, now=timezone.now())
+
+
+@app.task(name="controlplane.tasks.control.tick_rollouts")
+def tick_rollouts(**_: Any) -> None:
+    """Move every active rollout as far as it goes."""
+    rollouts_loop.tick(queue=connection(), now=timezone.now())
+
+
+@app.task(name="controlplane.tasks.control.expire_pairs")
+def expire_pairs(**_: Any) -> None:
+    """Drop pairs, and texts in them, that are older than they may be."""
+    retention = monitoring.Retention(settings.LOG_RETENTION, settings.TEXT_RETENTION)
+    scoring.expire_pairs(retention=retention, now=timezone.now())
+
+
+@cache
+def _scorer() -> Scorer | None:
+    """The scorer of this process."""
+    return load_scorer(
+        settings.SCORER, token=settings.SCORER_TOKEN, timeout_s=settings.SCORER_TIMEOUT_S
+    )
+
+
+def _scorer_name() -> str:
+    scorer = _scorer()
+    return scorer.name if scorer is not None else ""
 
 
 @worker_ready.connect

@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,12 +24,14 @@ from inference.importers.huggingface import import_huggingface
 
 logger = logging.getLogger(__name__)
 
-EXIT_DONE, EXIT_REFUSED, EXIT_INTERNAL = 0, 3, 4
+EXIT_DONE, EXIT_REFUSED, EXIT_INTERNAL, EXIT_ABANDONED = 0, 3, 4, 5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Import what ``arguments`` name, report on stdout, and return the exit code."""
     options = _parse(arguments)
+    if options.end_with_stdin:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
         path = options.run(options)
     except BrokenArtifact as error:
@@ -48,6 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m inference.importers", description=__doc__)
+    parser.add_argument(
+        "--end-with-stdin",
+        action="store_true",
+        help="end at once, half done, when the standard input ends: whoever waits for the report is gone",
+    )
     formats = parser.add_subparsers(required=True, metavar="FORMAT")
     artifact = _add_format(formats, "artifact", "an artifact of ours", _run_artifact)
     artifact.add_argument(
@@ -99,6 +108,13 @@ def _run_gguf(options: argparse.Namespace) -> Path:
 
 def _run_huggingface(options: argparse.Namespace) -> Path:
     return import_huggingface(options.source, options.root, dtype=options.dtype, progress=_report)
+
+
+def _end_with_stdin() -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    # An artifact appears under its name only when it is whole.
+    os._exit(EXIT_ABANDONED)
 
 
 def _report(done: int, total: int, what: str) -> None:

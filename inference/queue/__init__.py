@@ -8,9 +8,11 @@ Needs one Redis 7 or Valkey server (no cluster), append-only file on, ``maxmemor
 """
 
 from inference.queue.blocking import Queue
+from inference.queue.copies import FinishedCopy, Half, TakenCopy
 from inference.queue.lanes import (
     Adoption,
     Applied,
+    DeadLetter,
     Delivery,
     Lane,
     LaneCount,
@@ -26,7 +28,10 @@ __all__ = [
     "Adoption",
     "Applied",
     "AsyncQueue",
+    "DeadLetter",
     "Delivery",
+    "FinishedCopy",
+    "Half",
     "Lane",
     "LaneCount",
     "Lease",
@@ -38,5 +43,6 @@ __all__ = [
     "Queue",
     "QueueFull",
     "QueueUnavailable",
+    "TakenCopy",
     "UnknownEndpoint",
 ]

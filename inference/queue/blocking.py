@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from inference.queue.control import ControlCalls
+from inference.queue.copies import CopyCalls
 from inference.queue.slots import SlotCalls
 
 
-class Queue(ControlCalls, SlotCalls):
-    """Both sides over one connection; safe to share between threads."""
+class Queue(ControlCalls, CopyCalls, SlotCalls):
+    """All sides over one connection; safe to share between threads."""

@@ -11,7 +11,10 @@ from redis.retry import Retry
 
 from inference.queue.link import CONNECTION, create_group, read_lua, translated
 
-_SCRIPTS = ("adopt", "apply", "claim", "give_back", "renew", "rescue")
+_SCRIPTS = (
+    *("adopt", "answer", "apply", "claim", "copy", "give_back", "give_up", "renew", "rescue"),
+    "take_copies",
+)
 # Sent as text: inside a pipeline nobody could load them again.
 _PIPED = ("requeue", "send", "settle")
 

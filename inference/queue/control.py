@@ -10,9 +10,18 @@ from typing import Any
 
 import redis
 
-from inference.protocol import RequestRecord, Resident, Route
+from inference.protocol import FeedbackRecord, Resident, Route, read_record
 from inference.queue.connection import Connection
-from inference.queue.lanes import ASIDE, GROUP, Applied, Lane, LaneCount, LogEntry, read_residents
+from inference.queue.lanes import (
+    ASIDE,
+    GROUP,
+    Applied,
+    DeadLetter,
+    Lane,
+    LaneCount,
+    LogEntry,
+    read_residents,
+)
 from inference.queue.link import translated
 
 logger = logging.getLogger(__name__)
@@ -32,7 +41,8 @@ class ControlCalls(Connection):
 
         ``in_flight`` says how requests end that slots have in their hands on such lanes: they ``finish`` where they
         are; ``retry_if_no_token`` those go to the live version that have sent no token; ``cut`` ends the others with
-        an error as well. It is told once per generation. Everything else may be repeated, late, or out of order.
+        an error as well. Only lanes that lose their route by this call are told, so that a repeat tells nobody again.
+        Everything may be repeated, late, or out of order.
         """
         fields = {
             "route": route.to_json(),
@@ -43,6 +53,10 @@ class ControlCalls(Connection):
             "queue_cap": route.queue_cap,
             "deadline_ms": int(route.deadline_s * 1000),
             "store_texts": int(route.store_texts),
+            "rollout": route.rollout,
+            "shadow_bp": route.shadow_bp,
+            "self_bp": route.self_bp,
+            "score_bp": route.score_bp,
         }
         flat: list[Any] = [part for pair in fields.items() for part in pair]
         head = (route.endpoint, route.incarnation, route.generation, in_flight, LATE_S)
@@ -100,15 +114,22 @@ class ControlCalls(Connection):
         with translated():
             self._redis.mset(keys | {"keys": "published"})
 
-    def put_key(self, key_id: str, json_text: str) -> None:
-        """Let gateways accept an API key."""
+    def read_dead(self, count: int, *, before: str = "") -> list[DeadLetter]:
+        """Up to ``count`` dead letters, the newest first; with ``before`` those older than the letter of that id."""
+        newest = f"({before}" if before else "+"
         with translated():
-            self._redis.set(f"key:{key_id}", json_text)
+            rows = self._redis.xrevrange("dead", newest, "-", count)
+        return [DeadLetter.from_entry(*row) for row in rows]
 
-    def delete_key(self, key_id: str) -> None:
-        """Let gateways refuse an API key; an unknown one is fine."""
+    def count_dead(self) -> int:
+        """How many dead letters there ever were, also those that made room for newer ones."""
         with translated():
-            self._redis.delete(f"key:{key_id}")
+            try:
+                return int(self._redis.xinfo_stream("dead")["entries-added"])
+            except redis.ResponseError as error:
+                if "no such key" not in str(error):
+                    raise
+        return 0
 
     def read_log(self, consumer: str, count: int) -> list[LogEntry]:
         """Up to ``count`` records of the request log: first those this consumer read and never acknowledged."""
@@ -122,14 +143,19 @@ class ControlCalls(Connection):
         entries, broken = [], []
         for entry_id, fields in rows:
             try:
-                entries.append(
-                    LogEntry(entry_id, RequestRecord.from_json((fields or {})["record"]))
-                )
+                entries.append(LogEntry(entry_id, read_record((fields or {})["record"])))
             except (KeyError, TypeError, ValueError):  # trimmed, or of a release we do not know
                 logger.exception("log entry dropped entry_id=%s", entry_id)
                 broken.append(entry_id)
         self.ack_log(broken)
         return entries
+
+    def append_feedback(self, records: Sequence[FeedbackRecord]) -> None:
+        """Put what came before its request was logged back to the end of the log."""
+        with translated(), self._redis.pipeline(transaction=False) as pipe:
+            for record in records:
+                pipe.xadd("log", {"record": record.to_json()})
+            pipe.execute()
 
     def ack_log(self, entry_ids: Sequence[str]) -> None:
         """The records are stored elsewhere: acknowledge and delete them."""

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from inference.protocol import QueueEntry, RequestRecord, Resident
+from inference.protocol import FeedbackRecord, QueueEntry, RequestRecord, Resident
+from inference.protocol.text import known_fields
 
 GROUP = "slots"  # the consumer group of every queue
 ASIDE = "aside"  # holds suspects until a slot claims them; it never has a lease
@@ -75,7 +76,8 @@ class Notice:
 class Placement:
     """Where a request was queued. ``deadline_s`` is what the route allows of what was asked.
 
-    ``store_texts`` is the route's: whether prompt and answer may go into the request log.
+    ``store_texts`` is the route's: whether prompt and answer may go into the request log. The answer is kept for a while
+    where ``kept_for`` names arms that another answer to the request comes from, for the sake of ``rollout``.
     """
 
     version: str
@@ -84,6 +86,8 @@ class Placement:
     entry_id: str
     deadline_s: float
     store_texts: bool = False
+    rollout: str = ""
+    kept_for: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +147,41 @@ class Adoption:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A request that was given up: its slot died under it ``attempt`` times."""
+
+    letter_id: str
+    endpoint: str
+    version: str
+    request_id: str
+    attempt: int
+    arm: str = ""
+
+    @property
+    def at_ms(self) -> int:
+        """When it was given up, on the server's clock."""
+        return entry_ms(self.letter_id)
+
+    @classmethod
+    def from_entry(cls, entry_id: str, fields: Mapping[str, str]) -> Self:
+        """Rebuild from an entry of the stream ``dead``; what an older release did not write is empty."""
+        attempt = fields.get("attempt", "")
+        return cls(
+            letter_id=entry_id,
+            endpoint=fields.get("endpoint", ""),
+            version=fields.get("version", ""),
+            request_id=fields.get("id", ""),
+            attempt=int(attempt) if attempt.isdecimal() else 0,
+            arm=fields.get("arm", ""),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class LogEntry:
     """One line of the request log with the id to acknowledge it by."""
 
     entry_id: str
-    record: RequestRecord
+    record: RequestRecord | FeedbackRecord
 
 
 def entry_ms(entry_id: str) -> int:
@@ -157,4 +191,4 @@ def entry_ms(entry_id: str) -> int:
 
 def read_residents(text: str) -> list[Resident]:
     """The residents of what ``desired`` holds."""
-    return [Resident(**fields) for fields in json.loads(text)]
+    return [Resident(**known_fields(Resident, each)) for each in json.loads(text)]

@@ -22,6 +22,7 @@ CONNECTION: dict[str, Any] = {
 _UNABLE = ("MISCONF", "BUSY", "LOADING", "MASTERDOWN", "NOREPLICAS")
 _OF_PIPELINE = "of pipeline caused error: "  # redis-py writes this before what the server said
 _LUA = Path(__file__).parents[1] / "lua"
+_OF_COPIES = ("answer", "apply", "copy", "enqueue", "give_up", "take_copies")
 
 
 class QueueUnavailable(Exception):
@@ -59,7 +60,8 @@ class OutageLog:
 
 def read_lua(name: str) -> str:
     """The text of one script, behind what scripts share."""
-    texts = [(_LUA / f"{each}.lua").read_text(encoding="utf-8") for each in ("lanes", name)]
+    shared = ("lanes", "copies") if name in _OF_COPIES else ("lanes",)
+    texts = [(_LUA / f"{each}.lua").read_text(encoding="utf-8") for each in (*shared, name)]
     return "\n".join(texts)
 
 

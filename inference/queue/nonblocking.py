@@ -13,7 +13,8 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from inference.protocol import GenerateRequest, StepFrame
+from inference.protocol import COPY_RUN_S, COPY_WAIT_S, GenerateRequest, StepFrame
+from inference.queue.copies import ANSWERS_KEPT, ANSWERS_TTL_S
 from inference.queue.lanes import Lane, Placement
 from inference.queue.link import CONNECTION, QueueUnavailable, read_lua, translated
 
@@ -26,6 +27,7 @@ BODY_MARGIN_MS = (
 )
 FRAMES_TTL_S = 120
 LOG_KEPT = 100_000
+COPY_LIMITS_MS = (int(COPY_WAIT_S * 1000), int(COPY_RUN_S * 1000))
 
 
 class UnknownEndpoint(Exception):
@@ -71,17 +73,20 @@ class AsyncQueue:
         """
         endpoint = request.endpoint
         digest = hashlib.sha256(sticky_key.encode("utf-8", "surrogatepass")).hexdigest()
-        limits = (int(request.deadline_s * 1000), BODY_MARGIN_MS, GATEWAY_LEASE_MS)
+        limits = (int(request.deadline_s * 1000), BODY_MARGIN_MS, GATEWAY_LEASE_MS, *COPY_LIMITS_MS)
         keys = [f"route:{endpoint}", f"req:{request.id}", f"gateway:{gateway}", f"lanes:{endpoint}"]
         async with _answered():
             reply = await self._enqueue(
-                keys, [endpoint, request.id, gateway, request.to_json(), digest, *limits]
+                keys,
+                [endpoint, request.id, gateway, request.to_json(), digest, *limits, request.n],
             )
         match reply:
-            case ["ok", version, generation, arm, entry_id, deadline_ms, store_texts]:
+            case ["ok", version, generation, arm, entry_id, deadline_ms, store_texts, *pairing]:
                 deadline_s = int(deadline_ms) / 1000
                 store = store_texts == "1"
-                return Placement(version, int(generation), arm, entry_id, deadline_s, store)
+                rollout, kept_for = pairing
+                placed = (version, int(generation), arm, entry_id, deadline_s, store)
+                return Placement(*placed, rollout, tuple(kept_for.split()))
             case ["empty"]:
                 raise QueueUnavailable("No routes are published.")
             case ["no_slot", wait_s]:
@@ -161,6 +166,15 @@ class AsyncQueue:
         if text is None and is_filled is None:
             raise QueueUnavailable("No keys are published.")
         return text
+
+    async def append_answers(self, answers: Sequence[bytes]) -> None:
+        """Add incumbents' halves of pairs (JSON) to the answers that are to be compared."""
+        pipe = self._redis.pipeline(transaction=False)
+        for answer in answers:
+            pipe.xadd("answers", {"answer": answer}, maxlen=ANSWERS_KEPT)
+        pipe.expire("answers", ANSWERS_TTL_S)
+        async with _answered():
+            await pipe.execute()
 
     async def append_log(self, records: Sequence[bytes]) -> None:
         """Add records (JSON) to the request log."""

@@ -185,6 +185,20 @@ class SlotCalls(Connection):
         with translated():
             return int(self._lua["rescue"](keys, args))
 
+    def read_oldest(self, lane: Lane) -> int | None:
+        """When the request came that waits longest in the lane, on the server's clock; None if none waits."""
+        queue = lane.key("q")
+        with translated():
+            try:
+                groups = self._redis.xinfo_groups(queue)
+            except redis.ResponseError:  # nobody has asked for anything yet
+                return None
+            last = next(
+                (each["last-delivered-id"] for each in groups if each["name"] == GROUP), "0"
+            )
+            rows = self._redis.xrange(queue, f"({last}", "+", 1)
+        return QueueEntry.from_fields(rows[0][1]).arrival_ms if rows else None
+
     def read_notices(self, lane: Lane, last_id: str, block_ms: int) -> tuple[str, list[Notice]]:
         """What slots of the lane were told after ``last_id``, and the id to read on from."""
         with translated():

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from inference.engine.copy_intake import CopyIntake
 from inference.engine.intake import Intake
 from inference.engine.loop import EngineLoop
 from inference.engine.memory import oom_score
@@ -17,12 +18,14 @@ from inference.protocol import Resident
 from inference.queue import Lane, OutageLog, Queue, QueueUnavailable
 from inference.replicas import Member, SlotState
 from inference.slot.config import SlotConfig
-from inference.slot.loading import DESIRED_EVERY_S, Loader, SlotEngine
+from inference.slot.loading import DESIRED_EVERY_S, Loader, SlotEngine, calibrate
+from inference.slot.metrics import MetricsServer, SlotMetrics, open_metrics
 from inference.slot.residency import Residency
 
 logger = logging.getLogger(__name__)
 
 ADOPT_EVERY_S = 0.25  # an idle slot has nothing else to do, and at a start everybody waits for it
+CALIBRATE_EVERY_S = 30.0  # the machine may be measured while it serves
 JOIN_S = 8.0  # a call to Redis may take seven seconds to fail
 HANG_MARGIN_S = 30.0
 _STDERR = 2  # the descriptor: Celery may put something else in the place of sys.stderr
@@ -38,7 +41,9 @@ class Slot:
     def __init__(self, config: SlotConfig) -> None:
         self._config = config
         self._queue = Queue(config.redis_url)
-        self._member = Member(self._queue, config.slot, lease_ms=config.lease_ms)
+        self._member = Member(
+            self._queue, config.slot, lease_ms=config.lease_ms, handover=config.handover
+        )
         self._outages = OutageLog(logger)
         self._oom_score = oom_score()
         self._stopping = threading.Event()
@@ -46,6 +51,8 @@ class Slot:
         self._loader = Loader(config, self._member, self._stopping, oom_score=self._oom_score)
         self._lock = threading.Lock()
         self._residency: Residency | None = None
+        self._metrics = SlotMetrics(lambda: self._member.status, lambda: self._residency)
+        self._metrics_server: MetricsServer | None = None
         self._engine_thread = self._new_thread("engine", self._live)
         self._keeper_thread = self._new_thread("keeper", self._keep)
 
@@ -54,6 +61,8 @@ class Slot:
         if not self._engine_thread.ident:
             self._engine_thread.start()
             self._keeper_thread.start()
+            address = (self._config.metrics_host, self._config.metrics_port)
+            self._metrics_server = open_metrics(self._metrics, *address)
 
     def stop(self, drain_s: float | None = None) -> None:
         """Take no more requests, finish what runs within ``drain_s`` seconds, give the rest back, leave."""
@@ -69,6 +78,9 @@ class Slot:
         self._keeper_thread.join(JOIN_S)
         self._leave()  # the keeper may have reported once more in between
         self._queue.close()
+        if self._metrics_server is not None:
+            self._metrics_server.close()
+            self._metrics_server = None
 
     def report_now(self) -> str:
         """Renew lease and report at once; what was reported, as JSON."""
@@ -107,6 +119,7 @@ class Slot:
         lane = Lane(resident.endpoint, resident.version)
         loop = EngineLoop(engine, self._queue, lane, self._member)
         intake = Intake(loop, engine, self._queue, lane, self._member)
+        copy_intake = CopyIntake(loop, engine, self._queue, lane, self._member)
         residency = Residency(resident, engine, loop, self._member, oom_score=self._oom_score)
         residency.fit()
         with self._lock:
@@ -116,10 +129,12 @@ class Slot:
             else:
                 self._member.report(SlotState.READY, detail=self._member.status.detail)
         intake.start(_or_exit)
+        copy_intake.start(_or_exit)
         self._renew()
         logger.info("slot is ready slot=%s version=%s", self._config.slot, resident.version)
         loop.run()
         intake.stop(JOIN_S)
+        copy_intake.stop(JOIN_S)
         with self._lock:
             self._residency = None
 
@@ -133,12 +148,16 @@ class Slot:
 
     def _keep(self) -> None:
         check_desired_at = 0.0
+        calibrate_at = time.monotonic() + CALIBRATE_EVERY_S
         while not self._over.wait(self._config.lease_ms / 4000):
             self._check_progress()
             self._renew()
             if time.monotonic() >= check_desired_at:
                 check_desired_at = time.monotonic() + DESIRED_EVERY_S
                 self._follow_desired()
+            if time.monotonic() >= calibrate_at and (residency := self._residency) is not None:
+                calibrate_at = time.monotonic() + CALIBRATE_EVERY_S
+                calibrate(residency.engine, self._config.home)
         faulthandler.cancel_dump_traceback_later()
 
     def _follow_desired(self) -> None:

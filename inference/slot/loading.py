@@ -11,14 +11,18 @@ import time
 from pathlib import Path
 from typing import Protocol
 
+from inference.calibration import read_calibration
 from inference.config import EngineConfig
-from inference.engine.loop import Engine
+from inference.engine.contract import Engine
 from inference.engine.memory import Usage, offer_to_oom_killer
+from inference.engine.telemetry import Telemetry
+from inference.planner.shape import InvalidPlan
 from inference.protocol import Resident
 from inference.queue import QueueUnavailable
 from inference.replicas import LoadFailure, Member, SlotState
 from inference.slot.config import SlotConfig
 from inference.slot.probe import probe
+from inference.slot.runtime import enter_runtime
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +33,10 @@ OOM_SCORE = 600  # while it loads, a version dies of a lack of memory before any
 
 class SlotEngine(Engine, Protocol):
     """What a slot needs of an engine, besides what its loop needs."""
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """What its steps cost."""
 
     def usage(self) -> Usage:
         """What it holds now; from any thread."""
@@ -84,10 +92,13 @@ class Loader:
             )
 
     def _open(self, resident: Resident) -> SlotEngine:
+        runtime = enter_runtime(resident, self._config, self._member)
+        self._member.note(runtime=runtime)
         machine = EngineConfig.from_env(os.environ, artifact=Path(resident.artifact))
         load = pkgutil.resolve_name(self._config.engine)
         engine: SlotEngine = load(machine.with_options(resident.engine_options))
-        self._member.report(SlotState.WARMING, fingerprint=engine.fingerprint)
+        self._member.report(SlotState.WARMING, fingerprint=engine.fingerprint, kernel=engine.kernel)
+        calibrate(engine, self._config.home)
         digest = probe(engine)
         self._member.note(probe=digest, weight_bytes=engine.usage().weight_bytes)
         return engine
@@ -120,3 +131,14 @@ class Loader:
             if left_s <= 0:
                 return True
         return False
+
+
+def calibrate(engine: SlotEngine, home: Path) -> None:
+    """Have the engine compared with what its machine can do, if that was measured; from any thread, and again."""
+    try:
+        calibration = read_calibration(home)
+    except InvalidPlan as error:
+        logger.warning("no calibration error=%s", error)
+        return
+    if calibration is not None:
+        engine.telemetry.calibrate(calibration.device())

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Sequence
 
-from inference.engine.loop import Engine
+from inference.engine.contract import Engine
 from inference.engine.request import RequestRefused
 from inference.protocol import ChatMessage, GenerateRequest, SamplingParams
 

@@ -38,12 +38,13 @@ class Residency:
     ) -> None:
         self.resident = resident
         self.loop = loop
-        self._engine = engine
+        self.engine = engine
         self._member = member
         self._oom_score = oom_score
         self._used_at = -CANDIDATE_IDLE_S
         self._role_since = time.monotonic()
         self._needed_since: float | None = None
+        self._queue_age_s = 0.0
 
     def follow(self, adoption: Adoption, *, yield_s: float) -> bool:
         """Take on the role that is desired now; False if this version is to be let go."""
@@ -53,7 +54,7 @@ class Residency:
         if adoption.resident.role != self.resident.role:
             self._role_since = now
         self.resident = adoption.resident
-        if self.loop.tickets():
+        if self.loop.tickets() or self.loop.copies.held():
             self._used_at = now
         self.loop.call_soon(self.fit)
         if not adoption.is_needed_elsewhere:
@@ -65,23 +66,49 @@ class Residency:
     def fit(self) -> None:
         """Give the version the memory of its role; in the engine thread, between steps."""
         is_live = self.resident.role == "live"
-        has_its_size = self._engine.resize_kv(is_standby=self._is_standby())
+        has_its_size = self.engine.resize_kv(is_standby=self._is_standby())
         detail = "" if has_its_size or not is_live else SHORT_OF_MEMORY
         if detail != self._member.status.detail:
             self._member.note(detail=detail)
         offer_to_oom_killer(0 if is_live else STANDBY_OOM_SCORE, base=self._oom_score)
 
     def note_usage(self) -> None:
-        """Have the next renewal report the KV cache."""
-        usage = self._engine.usage()
+        """Have the next renewal report the KV cache, and how the engine did."""
+        usage = self.engine.usage()
+        self._queue_age_s = self._read_queue_age()
         self._member.note(
             kv_blocks=usage.kv_blocks,
             kv_blocks_used=usage.kv_blocks_used,
             kv_blocks_full=usage.kv_blocks_full,
+            telemetry={name: _round(value) for name, value in self.telemetry().items()},
         )
+
+    def telemetry(self) -> dict[str, float | None]:
+        """The last seconds of the engine, its cache now, and the age of the queue at the last renewal; from any thread."""
+        usage = self.engine.usage()
+        free = usage.kv_blocks - usage.kv_blocks_used - usage.kv_blocks_cached
+        return self.engine.telemetry.report() | {
+            "kv_used": usage.kv_blocks_used,
+            "kv_cached": usage.kv_blocks_cached,
+            "kv_free": free,
+            "num_preemptions": usage.num_preemptions,
+            "queue_age_s": self._queue_age_s,
+        }
+
+    def _read_queue_age(self) -> float:
+        """How long the request has waited that came first of those that no step has been planned for, here or in the lane."""
+        waiting = [each.arrived_at for each in self.loop.tickets() if not each.is_running]
+        oldest = self._member.oldest_waiting_at()
+        came_at = min(waiting if oldest is None else [*waiting, oldest], default=None)
+        return 0.0 if came_at is None else max(0.0, time.monotonic() - came_at)
 
     def _is_standby(self) -> bool:
         if self.resident.role == "candidate":
             return time.monotonic() - self._used_at >= CANDIDATE_IDLE_S
         is_asked = any(each.arrived_at > self._role_since for each in self.loop.tickets())
         return self.resident.role != "live" and not is_asked
+
+
+def _round(value: float | None) -> float | None:
+    """A report goes out twice a second; nobody reads more than four digits."""
+    return value if value is None or isinstance(value, int) else float(f"{value:.4g}")

@@ -39,7 +39,7 @@ class Walk:
     def __init__(self, page: Page, instance: Instance, shots: Path) -> None:
         self.page = page
         self.instance = instance
-        self._shots = shots
+        self.shots = shots
         self._numbers = count(1)
         self.complaints: list[str] = []
         page.set_default_timeout(PATIENCE_MS)
@@ -48,7 +48,7 @@ class Walk:
 
     def keep(self, name: str) -> None:
         """Keep a picture of the page."""
-        self.page.screenshot(path=self._shots / f"{next(self._numbers):02}_{name}.png")
+        self.page.screenshot(path=self.shots / f"{next(self._numbers):02}_{name}.png")
 
     def log_in(self) -> None:
         """As the administrator that `make run` made."""
@@ -106,6 +106,7 @@ def test_a_version_is_registered_promoted_and_taken_back(walk: Walk) -> None:
     promote(walk)
     roll_back(walk)
     read_the_log(walk)
+    read_the_plan(walk)
     assert walk.complaints == []
 
 
@@ -201,3 +202,22 @@ def read_the_log(walk: Walk) -> None:
         expect(page.get_by_text(type, exact=True).first).to_be_visible()
     expect(page.get_by_text("Smaller, and as good.")).to_be_visible()
     walk.keep("events")
+
+
+def read_the_plan(walk: Walk) -> None:
+    """What fits on a device, and how fast; the drawing is there at every width, by day and by night."""
+    page = walk.page
+    walk.open("planner")
+    expect(page.get_by_role("img", name="Roofline of NVIDIA A100 40 GB")).to_be_visible()
+    expect(page.get_by_role("row", name="Sequences of 2048 tokens")).to_contain_text("26")
+    page.select_option("select[name=version]", VERSION)
+    walk.press("Plan")
+    expect(page.get_by_text("in int4")).to_be_visible()
+    walk.keep("plan")
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        page.set_viewport_size({"width": 390, "height": 844})
+        page.reload(wait_until="networkidle")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        expect(page.locator("svg.tatkal-chart")).to_be_visible()
+        walk.keep(f"plan_{scheme}_phone")

@@ -119,7 +119,7 @@ def test_exits_are_unwound_and_the_request_counted_when_django_breaks() -> None:
 
     assert reply.startswith(b"HTTP/1.1 500")
     assert server.app.exits == ["/broken"]
-    assert "tatkal_http_requests_in_flight 0" in metrics.render()
+    assert "tatkal_http_requests_in_flight 0.0" in metrics.render()[0].decode()
 
 
 def test_an_answer_under_way_is_finished_when_the_server_stops() -> None:

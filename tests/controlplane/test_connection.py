@@ -6,11 +6,12 @@ import contextlib
 import socket
 import threading
 import time
+from typing import Any
 
 import pytest
 
 from controlplane import connection
-from tests.controlplane.web_server import let_end, read_all, request, serving
+from tests.controlplane.web_server import Server, error_code, let_end, read_all, request, serving
 
 
 @pytest.mark.parametrize(
@@ -147,3 +148,55 @@ def _trickle(client: socket.socket) -> None:
         while True:
             client.sendall(b"a")
             time.sleep(0.05)
+
+
+def test_further_connections_of_one_address_are_refused_and_one_that_ends_makes_room(
+    settings: Any,
+) -> None:
+    settings.CONNECTIONS_PER_ADDRESS = 2
+    with serving() as server:
+        held = [server.connect() for _ in range(2)]
+        for each in held:
+            each.sendall(request("/", "Content-Length: 0", close=False))
+            assert each.recv(65536).startswith(b"HTTP/1.1 200")
+        body = b"x" * 300_000
+        refused = server.ask(request("/", f"Content-Length: {len(body)}", body=body))
+        assert refused.startswith(b"HTTP/1.1 503")
+        assert b"retry-after: 5\r\n" in refused
+        assert error_code(refused) == "too_many_connections"
+        assert len(server.app.bodies) == 2, "the application hears nothing of it"
+        held.pop().close()
+        reply = ask_until_served(server)
+        held.pop().close()
+
+    assert reply.startswith(b"HTTP/1.1 200")
+    assert not connection._open, "who has left is remembered no more"
+
+
+def test_a_connection_that_never_asks_counts_too(settings: Any) -> None:
+    settings.CONNECTIONS_PER_ADDRESS = 1
+    with serving() as server, server.connect():
+        deadline = time.monotonic() + 5
+        while not connection._open and time.monotonic() < deadline:
+            time.sleep(0.01)
+        refused = server.ask(request("/", "Content-Length: 0"))
+
+    assert refused.startswith(b"HTTP/1.1 503")
+
+
+def test_without_a_limit_everybody_is_served(settings: Any) -> None:
+    settings.CONNECTIONS_PER_ADDRESS = 0
+    with serving() as server, contextlib.ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(server.connect())
+        assert server.ask(request("/", "Content-Length: 0")).startswith(b"HTTP/1.1 200")
+
+
+def ask_until_served(server: Server) -> bytes:
+    """The answer once the server has seen that a client left."""
+    deadline = time.monotonic() + 5
+    while True:
+        reply = server.ask(request("/", "Content-Length: 0"))
+        if reply.startswith(b"HTTP/1.1 200") or time.monotonic() > deadline:
+            return reply
+        time.sleep(0.02)

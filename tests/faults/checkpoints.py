@@ -43,6 +43,15 @@ def write_good(path: Path, **changes: Any) -> Path:
     return path
 
 
+def write_chatty(path: Path, **changes: Any) -> Path:
+    """A good one with a chat template."""
+    write_good(path, **changes)
+    (path / "chat_template.jinja").write_text(
+        "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+    )
+    return path
+
+
 def write_with_corrupt_shard(path: Path) -> Path:
     """The second shard ends in the middle of a tensor, as after an interrupted download."""
     write_good(path)

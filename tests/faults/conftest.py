@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.instance import NEW, OLD, Instance, has_ready
+from tests.faults.instance import NEW, OLD, Instance
+from tests.faults.states import has_ready
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from supervisor.xmlrpc import SupervisorTransport
 
 from controlplane.console.home import Home
 from tests.faults.history import Golden
+from tests.faults.states import has_ready
 from tests.inference.instant_engine import golden_text
 from tests.inference.slot_process import ROOT, wait_until
 from tests.redis_server import free_port
@@ -130,6 +131,19 @@ class Instance:
         self.send_sigterm()
         return self.wait()
 
+    def run_python(self, code: str) -> str:
+        """What ``code`` prints in a process of its own, with the installation's database and settings."""
+        done = subprocess.run(
+            [sys.executable, "manage.py", "shell", "--no-imports", "-c", code],
+            cwd=ROOT,
+            env=self._env,
+            check=True,
+            timeout=START_TIMEOUT_S,
+            capture_output=True,
+            text=True,
+        )
+        return done.stdout
+
     def send_sigterm(self) -> None:
         """Tell the process manager to stop."""
         self._started().terminate()
@@ -231,6 +245,11 @@ class Instance:
         return self.home.redis_url()
 
     @property
+    def env(self) -> dict[str, str]:
+        """What its processes are started with, for one more beside them."""
+        return dict(self._env)
+
+    @property
     def database(self) -> Path:
         """The SQLite file."""
         return self.home.path / "tatkal.sqlite3"
@@ -303,8 +322,9 @@ class Instance:
         """What every version answers to every prompt."""
         voices = self.voices()
 
-        def answer(version: str, prompt: str, num_tokens: int) -> str:
-            return golden_text(num_tokens, voice=voices[version], prompt=prompt)
+        def answer(version: str, prompt: str, num_tokens: int, choice: int) -> str:
+            voice = voices[version]
+            return golden_text(num_tokens + choice, voice=voice, prompt=prompt, choice=choice)
 
         return answer
 
@@ -337,22 +357,6 @@ class ApiRefused(Exception):
         super().__init__(f"{response.status_code} {response.text[:500]}")
         self.response = response
         self.status = response.status_code
-
-
-def has_ready(state: Mapping[str, Any], version: str) -> bool:
-    """Whether a slot holds ``version`` ready for the endpoint, in whatever role."""
-    roles = state["roles"] or ()
-    return any(each["version"] == version and each["is_ready"] for each in roles)
-
-
-def slot_of(state: Mapping[str, Any], version: str) -> str:
-    """The name of the slot that holds ``version`` ready."""
-    for role in state["roles"] or ():
-        for slot in role["slots"]:
-            if role["version"] == version and slot["state"] == "ready":
-                name: str = slot["slot"]
-                return name
-    raise LookupError(f"No slot holds {version} ready: {state['roles']}")
 
 
 def _full_name(name: str) -> str:

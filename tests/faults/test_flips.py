@@ -8,9 +8,10 @@ import time
 import pytest
 
 from tests.faults.history import Outcome, check
-from tests.faults.instance import NEW, OLD, STEP_S, Instance, slot_of
+from tests.faults.instance import NEW, OLD, STEP_S, Instance
 from tests.faults.load import Load, measure_capacity
 from tests.faults.operator import Flips, count_delivered, count_queued, wait_until_drained
+from tests.faults.states import slot_of
 from tests.inference.instant_engine import SLOW_STEPS
 from tests.inference.slot_process import wait_until
 

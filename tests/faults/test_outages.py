@@ -23,6 +23,8 @@ RATE = 15.0
 NUM_TOKENS = 60
 ROUTE_RIGHT_S = 5.0
 DATABASE_AWAY_S = 30.0
+# Far beyond the first pauses of whoever waits for a connection.
+REDIS_AWAY_S = 22.0
 LOST_WITH_REDIS = {"request_lost", "stream_gap"}
 
 pytestmark = pytest.mark.slow
@@ -50,6 +52,18 @@ async def test_a_redis_without_its_file_is_filled_again(instance: Instance) -> N
     report = judge(instance, load)
     assert report.is_clean, report
     assert codes_of_failed(load) <= LOST_WITH_REDIS, report
+    await assert_serves(instance)
+
+
+async def test_a_redis_that_was_away_for_long_is_filled_as_soon_as_it_is_back(
+    instance: Instance,
+) -> None:
+    with instance.stopped("redis"):
+        shutil.rmtree(instance.home.path / "redis")
+        (instance.home.path / "redis").mkdir(mode=0o700)
+        await asyncio.sleep(REDIS_AWAY_S)
+    await assert_route_is_right(instance)
+    await asyncio.to_thread(wait_until, instance.is_ready, timeout_s=ROUTE_RIGHT_S)
     await assert_serves(instance)
 
 

@@ -39,7 +39,9 @@ def prepare() -> list[str]:
 
 def tell() -> dict[str, object]:
     """The generations that events speak of, whether their chain holds, and whether Redis equals the row."""
-    events = Event.objects.about("endpoint:chat").in_order()
+    # A version that loses its standby to another is told beside the change that took it.
+    about = Event.objects.about("endpoint:chat").in_order()
+    events = about.exclude(type="endpoint.standby_ended")
     row = Endpoint.objects.with_versions().get(name="chat")
     route = Queue(settings.REDIS_URL).read_route("chat")
     return {

@@ -58,6 +58,13 @@ class SlotProcess:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
 
+    @property
+    def pid(self) -> int:
+        """The process as it was started last."""
+        if self._process is None:
+            raise ValueError("The slot was never started.")
+        return self._process.pid
+
     def wait(self, timeout_s: float = 15.0) -> int:
         """Its exit status."""
         if self._process is None:

@@ -84,7 +84,7 @@ async def test_no_write_of_any_kind_is_taken_for_an_error_of_ours(
     queue: Queue, gateway: AsyncQueue, lacks_replicas: None
 ) -> None:
     with pytest.raises(QueueUnavailable, match="NOREPLICAS"):
-        queue.put_key("key", "{}")
+        queue.put_keys({"key": "{}"})
     with pytest.raises(QueueUnavailable, match="NOREPLICAS"):
         queue.apply_route(Route("chat", "a", 1, live="small/1"))
     with pytest.raises(QueueUnavailable, match="NOREPLICAS"):

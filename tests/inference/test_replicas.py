@@ -12,10 +12,8 @@ import redis
 from inference.protocol import Resident
 from inference.queue import Queue
 from inference.replicas import (
-    LoadFailure,
     Member,
     SlotState,
-    SlotStatus,
     list_failures,
     list_slots,
 )
@@ -178,6 +176,52 @@ def test_what_failed_is_left_alone_until_its_next_try_is_due(queue: Queue) -> No
     assert slots[2].adopt() == RESIDENT
 
 
+def test_a_slot_that_loads_is_reported_before_its_try_is_counted(queue: Queue) -> None:
+    queue.publish_desired([RESIDENT])
+    slot = join(queue, "slot-1")
+    slot.adopt()
+    assert list_slots(queue)[0].version == "", "Nothing was renewed since."
+
+    slot.begin_load(RESIDENT, 1)
+
+    assert [each.is_under_way for each in list_failures(queue)] == [True]
+    assert list_slots(queue)[0].version == RESIDENT.version
+
+
+def test_the_process_that_goes_on_for_another_has_its_lease_and_its_claim(queue: Queue) -> None:
+    queue.publish_desired([RESIDENT, OTHER])
+    before = Member(queue, "slot-1", lease_ms=200)
+    before.renew()
+    assert before.adopt() == RESIDENT
+    left = before.hand_over(60_000)
+    time.sleep(0.3)  # its own lease would be over
+    bystander = join(queue, "slot-2")
+
+    assert list_slots(queue)[0].version == RESIDENT.version
+    assert bystander.adopt() == OTHER
+    after = Member(queue, "slot-1", lease_ms=60_000, handover=left)
+    assert after.renew()
+    assert [each.version for each in list_slots(queue)] == [RESIDENT.version, ""]
+    assert after.consumer == before.consumer
+    assert after.adopt() == RESIDENT
+
+
+def test_the_process_that_goes_on_for_another_reports_nothing_that_is_not_wanted_any_more(
+    queue: Queue,
+) -> None:
+    queue.publish_desired([RESIDENT])
+    before = join(queue, "slot-1")
+    before.adopt()
+    left = before.hand_over(60_000)
+    queue.publish_desired([])
+
+    after = Member(queue, "slot-1", lease_ms=60_000, handover=left)
+    after.renew()
+
+    assert after.adopt() is None
+    assert after.status.version == ""
+
+
 def test_tries_are_counted_across_processes_and_wait_longer_each_time(queue: Queue) -> None:
     queue.publish_desired([RESIDENT])
     first, second = join(queue, "slot-1"), join(queue, "slot-2")
@@ -306,33 +350,3 @@ def wait_and_renew(member: Member, seconds: float) -> None:
     while time.monotonic() < until:
         time.sleep(0.05)
         member.renew()
-
-
-def test_a_report_of_another_release_is_read(queue: Queue) -> None:
-    text = SlotStatus("slot-1", "chat", "small/1", SlotState.READY, probe="abc").to_json()
-    status = SlotStatus.from_json(text[:-1] + ',"new_field":1}', updated_at=5.0)
-    assert (status.probe, status.state, status.updated_at) == ("abc", SlotState.READY, 5.0)
-    assert SlotStatus.from_json('{"slot":"s","state":"ready"}', updated_at=1.0).role == ""
-
-
-def test_a_load_failure_of_another_release_is_read() -> None:
-    text = '{"endpoint":"chat","version":"small/1","count":2,"new_field":1}'
-    assert LoadFailure.from_json(text) == LoadFailure("chat", "small/1", count=2)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "7", "{}", '{"slot":"slot-2","state":"unheard of"}'])
-def test_an_entry_that_cannot_be_read_hides_no_other(
-    redis_url: str, queue: Queue, text: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    queue.publish_desired([RESIDENT, OTHER])
-    slot = join(queue, "slot-1")
-    failure = slot.begin_load(RESIDENT, 1)
-    with redis.Redis.from_url(redis_url) as client:
-        client.hset("slots", "slot-2", f"{int(time.time() * 1000)} {text}")
-        client.hset("failures", "chat:small/2", text)
-
-    assert [status.slot for status in list_slots(queue)] == ["slot-1"]
-    assert list_failures(queue) == [failure]
-    assert "report cannot be read slot=slot-2" in caplog.text
-    assert "load failure cannot be read version=chat:small/2" in caplog.text
-    assert slot.begin_load(OTHER, 1).count == 1

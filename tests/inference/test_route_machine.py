@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     initialize,
     precondition,
     rule,
@@ -17,7 +16,8 @@ from hypothesis.stateful import (
 )
 
 from inference.protocol import Route
-from inference.queue import Delivery, Lane, blocking
+from inference.queue import Delivery, Lane, control
+from tests.inference.copy_rules import CopyRules, with_copies
 from tests.inference.lane_bench import LaneBench, Standing, route
 
 ENDPOINTS = ("chat", "code")  # on the same versions
@@ -25,7 +25,7 @@ VERSIONS = ("small/1", "small/2", "small/3")
 POLICIES = ("finish", "retry_if_no_token", "cut")
 
 
-class RouteMachine(RuleBasedStateMachine):
+class RouteMachine(CopyRules):
     """Two endpoints, a slot for each of their lanes, and after every step a look at all of Redis."""
 
     url: str
@@ -63,18 +63,20 @@ class RouteMachine(RuleBasedStateMachine):
         live=st.sampled_from(VERSIONS),
         candidate=st.sampled_from(("", *VERSIONS)),
         canary_bp=st.sampled_from((0, 5_000, 10_000)),
-        is_published=st.booleans(),
+        published=st.sampled_from(("", *POLICIES)),
     )
     def change_the_route(
-        self, endpoint: str, live: str, candidate: str, canary_bp: int, is_published: bool
+        self, endpoint: str, live: str, candidate: str, canary_bp: int, published: str
     ) -> None:
+        """Not ``published``: for now, or for ever; else with that policy."""
         if candidate == live or not candidate:
             candidate, canary_bp = "", 0
         newest = self.database[endpoint][-1]
         changed = replace(newest, generation=newest.generation + 1, live=live)
-        self.database[endpoint].append(replace(changed, candidate=candidate, canary_bp=canary_bp))
-        if is_published:
-            self.apply(endpoint, 0, "finish")
+        changed = replace(changed, candidate=candidate, canary_bp=canary_bp)
+        self.database[endpoint].append(with_copies(changed))
+        if published:
+            self.apply(endpoint, 0, published)
 
     @rule(endpoint=st.sampled_from(ENDPOINTS), canary_bp=st.sampled_from((0, 5_000, 10_000)))
     def change_the_share(self, endpoint: str, canary_bp: int) -> None:
@@ -100,10 +102,12 @@ class RouteMachine(RuleBasedStateMachine):
     def apply(self, endpoint: str, back: int, policy: str) -> None:
         """Any route that ever was: late, repeated, or never."""
         applied = self.database[endpoint][-1 - min(back, len(self.database[endpoint]) - 1)]
-        before = self.bench.standing()
+        before, told = self.bench.standing(), self._count_told(endpoint)
         result = self.bench.queue.apply_route(applied, in_flight=policy)
         is_newer = _order(applied) >= _order(self.stands[endpoint])
         assert result.is_current == is_newer
+        now_told = {lane for lane, num in self._count_told(endpoint).items() if num > told[lane]}
+        assert now_told == (self._running_on_lost(applied) if policy != "finish" else set())
         if is_newer:
             self.stands[endpoint] = applied
         else:
@@ -184,12 +188,36 @@ class RouteMachine(RuleBasedStateMachine):
     def roll_back_from_a_hang(self, endpoint: str, live: str) -> None:
         """All slots of the version that was live hang with what they have, and the next one looks after it."""
         hung = Lane(endpoint, self.stands[endpoint].live)
-        self.change_the_route(endpoint, live, "", 0, is_published=True)
+        self.change_the_route(endpoint, live, "", 0, "finish")
         if hung.version != live:
             self._lose_lease(hung)
             self.bench.queue.rescue(Lane(endpoint, live), "slot", "fp")
             self._check()
             self._join(hung)
+
+    @rule(endpoint=st.sampled_from(ENDPOINTS), policy=st.sampled_from(POLICIES))
+    def change_twice_while_requests_run(self, endpoint: str, policy: str) -> None:
+        """The first of two changes lets them finish where they are, and the second is of another mind."""
+        for each in ("finish", policy):
+            live = self.stands[endpoint].live
+            self.enqueue(endpoint, 1)
+            lane = Lane(endpoint, live)
+            self._hold(lane, self.bench.pull(lane, self.consumers[lane]))
+            other = VERSIONS[VERSIONS.index(live) - 1]
+            self.change_the_route(endpoint, other, "", 0, each)
+
+    @rule(endpoint=st.sampled_from(ENDPOINTS), num=st.integers(1, 4), is_pulled=st.booleans())
+    def compare_a_candidate(self, endpoint: str, num: int, is_pulled: bool) -> None:
+        """A rollout begins, requests come, and the slots of both versions look for copies."""
+        live = self.stands[endpoint].live
+        candidate = VERSIONS[VERSIONS.index(live) - 1]
+        self.change_the_route(endpoint, live, candidate, 0, "finish")
+        self.enqueue(endpoint, num)
+        for lane in (Lane(endpoint, live), Lane(endpoint, candidate)):
+            if is_pulled:
+                self._hold(lane, self.bench.pull(lane, self.consumers[lane]))
+            self.take_from(lane, num, is_idle=not is_pulled)
+        self._check()
 
     @precondition(lambda self: self._unfinished())
     @rule(data=st.data())
@@ -204,8 +232,28 @@ class RouteMachine(RuleBasedStateMachine):
 
     # ---------------------------------------------------------------------------------------------------- checks
 
+    def _count_told(self, endpoint: str) -> dict[Lane, int]:
+        """How often the slots of each lane were told what becomes of what they run."""
+        lanes = [Lane(endpoint, version) for version in VERSIONS]
+        notices = {lane: self.bench.redis.xrange(lane.key("ctl")) for lane in lanes}
+        return {lane: sum("in_flight" in each for _, each in notices[lane]) for lane in lanes}
+
+    def _running_on_lost(self, applied: Route) -> set[Lane]:
+        """Lanes that had a route until ``applied`` came, have none now, and still run something."""
+        stands = self.stands[applied.endpoint]
+        if _order(applied) < _order(stands):
+            return set()
+        return {
+            each.lane
+            for each in self.bench.standing()
+            if each.lane.endpoint == applied.endpoint
+            and _is_routed(stands, each.lane)
+            and not _is_routed(applied, each.lane)
+        }
+
     def _check(self) -> None:
         """What must be true at any moment."""
+        self.check_copies()
         standing = self.bench.standing()
         for endpoint in ENDPOINTS:
             assert self.bench.queue.read_route(endpoint) == self.stands[endpoint]
@@ -229,7 +277,7 @@ class RouteMachine(RuleBasedStateMachine):
         newest = self.database[endpoint][-1]
         assert self.bench.queue.apply_route(newest).is_current
         assert self.bench.queue.read_route(endpoint) == newest
-        self.stands[endpoint] = replace(newest, candidate="", canary_bp=0)
+        self.stands[endpoint] = with_copies(replace(newest, candidate="", canary_bp=0))
         settled = replace(self.stands[endpoint], generation=newest.generation + 1)
         self.bench.queue.apply_route(settled)
         lane = Lane(endpoint, newest.live)
@@ -303,7 +351,7 @@ def _is_routed(route: Route, lane: Lane) -> bool:
 def test_no_order_of_events_breaks_a_promise(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocking, "LATE_S", 600)
+    monkeypatch.setattr(control, "LATE_S", 600)
     machine = type("Machine", (RouteMachine,), {"url": redis_url})
     run_state_machine_as_test(
         machine,

@@ -148,6 +148,35 @@ def test_the_policy_is_told_once_and_only_where_requests_run(bench: LaneBench) -
     assert running.placed_ms <= notice.at_ms
 
 
+@pytest.mark.parametrize("policy", ["cut", "retry_if_no_token"])
+def test_only_a_lane_that_loses_its_route_with_this_change_is_told(
+    bench: LaneBench, policy: str
+) -> None:
+    bench.enqueue("finishes")
+    bench.pull(BAD, "slot-bad.a")
+    bench.queue.apply_route(replace(ROLLED_BACK, live="small/3"))  # a promote: the old one finishes
+    worse = Lane("chat", "small/3")
+    bench.join(worse, "slot-worse.a")
+    bench.enqueue("suffers")
+    bench.pull(worse, "slot-worse.a")
+
+    bench.queue.apply_route(replace(ROLLED_BACK, generation=3), in_flight=policy)
+
+    (notice,) = bench.queue.read_notices(worse, "0", 1)[1]
+    assert (notice.in_flight, notice.generation) == (policy, 3)
+    assert bench.queue.read_notices(BAD, "0", 1)[1] == []
+
+
+def test_a_lane_that_was_rolled_back_is_not_told_again_by_later_changes(bench: LaneBench) -> None:
+    bench.enqueue("r0")
+    bench.pull(BAD, "slot-bad.a")
+    for generation in (2, 3, 4):
+        bench.queue.apply_route(replace(ROLLED_BACK, generation=generation), in_flight="cut")
+
+    (notice,) = bench.queue.read_notices(BAD, "0", 1)[1]
+    assert notice.generation == 2
+
+
 def test_what_a_slot_returns_is_as_if_never_delivered(bench: LaneBench) -> None:
     bench.enqueue("r0")
     (delivery,) = bench.pull(BAD, "slot-bad.a")

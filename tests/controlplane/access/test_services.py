@@ -153,3 +153,37 @@ def test_publishing_tells_gateways_which_keys_work_and_which_ended(queue: Queue)
 def read_key(queue: Queue, key_id: str) -> KeyRecord | None:
     text = queue._redis.get(f"key:{key_id}")
     return KeyRecord.from_json(text) if text else None
+
+
+def test_a_key_that_is_limited_to_endpoints_is_published_so_and_its_successor_too(
+    queue: Queue,
+) -> None:
+    first = services.issue(
+        name="shop", kind="inference", endpoints=["chat", "code"], actor="ada", now=NOW
+    ).key
+    second = services.rotate(key_id=first.key_id, actor="ada", now=NOW).key
+    services.publish(queue=queue, now=NOW)
+    for key in (first, second):
+        record = KeyRecord.from_json(queue._redis.get(f"key:{key.key_id}"))
+        assert (record.allows("code"), record.allows("search")) == (True, False)
+    assert Event.objects.about(f"key:{first.key_id}").earliest("pk").data["endpoints"] == [
+        "chat",
+        "code",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "role", "endpoints"),
+    [
+        ("control", "viewer", ["chat"]),
+        ("inference", "", ["Chat"]),
+        ("inference", "", [""]),
+        ("inference", "", ["a" * 65]),
+        ("inference", "", [f"e{n}" for n in range(101)]),
+    ],
+)
+def test_endpoints_that_a_key_cannot_have_are_refused(
+    kind: str, role: str, endpoints: list[str]
+) -> None:
+    with pytest.raises(services.InvalidKeyRequest, match="endpoint"):
+        services.issue(name="x", kind=kind, role=role, endpoints=endpoints, actor="ada", now=NOW)

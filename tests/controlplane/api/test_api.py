@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -30,6 +31,7 @@ PATHS = (
     "/api/v1/endpoints/chat/promote",
     "/api/v1/endpoints/chat/rollback",
     "/api/v1/slots",
+    "/api/v1/dead-letters",
     "/api/v1/models",
     "/api/v1/models/tiny",
     "/api/v1/versions",
@@ -138,7 +140,8 @@ def test_an_endpoint_shows_its_roles_and_who_serves_them(
     reader: Client, slots: list[SlotStatus]
 ) -> None:
     make_endpoint("chat", candidate=make_version(), canary_bp=500)
-    slots.append(SlotStatus("engine-0", "chat", "tiny/2", SlotState.LOADING, "3 of 30 layers"))
+    loading = SlotStatus("engine-0", "chat", "tiny/2", SlotState.WARMING, "3 of 30 layers")
+    slots.append(replace(loading, fingerprint="f1", kernel="torch, bfloat16, threads 1"))
     row = get(reader, "/api/v1/endpoints/chat")
     assert (row["live"], row["previous"], row["candidate"]) == ("tiny/2", None, "tiny/1")
     assert row["canary_bp"] == 500
@@ -148,7 +151,13 @@ def test_an_endpoint_shows_its_roles_and_who_serves_them(
         ("candidate", False),
     ]
     assert row["roles"][0]["slots"] == [
-        {"slot": "engine-0", "state": "loading", "detail": "3 of 30 layers", "fingerprint": ""}
+        {
+            "slot": "engine-0",
+            "state": "warming",
+            "detail": "3 of 30 layers",
+            "kernel": "torch, bfloat16, threads 1",
+            "fingerprint": "f1",
+        }
     ]
 
 

@@ -14,7 +14,14 @@ from controlplane.endpoints import publication, services
 from controlplane.endpoints.models import Endpoint
 from controlplane.events.models import Event
 from inference.queue import Queue
-from tests.factories import NOW, hold_ready, make_control_token, make_endpoint, make_version
+from tests.factories import (
+    NOW,
+    TELEMETRY,
+    hold_ready,
+    make_control_token,
+    make_endpoint,
+    make_version,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -182,6 +189,8 @@ def test_slots_are_listed_with_what_they_hold(engineer: Client) -> None:
         ("tiny/2", "ready"),
         ("tiny/3", "ready"),
     ]
+    assert {(row["kernel"], row["fingerprint"]) for row in rows} == {("instant", "f1")}
+    assert rows[0]["telemetry"] == TELEMETRY
 
 
 def test_with_redis_away_a_rollback_is_committed_and_the_rest_says_when_to_ask_again(

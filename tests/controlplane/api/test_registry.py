@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from controlplane.api import registry as views
 from controlplane.events.models import Event
 from controlplane.registry.models import Model, Version
+from inference.protocol import Resident
+from inference.queue import Queue
+from inference.replicas import Member
 from tests.factories import make_control_token, make_version
 
 pytestmark = pytest.mark.django_db
@@ -138,3 +142,42 @@ def test_a_model_can_be_made_without_a_version(engineer: Client) -> None:
     assert problem["code"] == "model_exists"
     assert post(engineer, "/api/v1/models", {"name": "Chat"}, 400).json()["code"] == "invalid_model"
     assert list(post(engineer, "/api/v1/models", {"nmae": "x"}, 400).json()["errors"]) == ["nmae"]
+
+
+def test_a_version_tells_how_slots_fail_to_load_it(
+    engineer: Client, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "connection", lambda: queue)
+    make_version()
+    make_version()
+    member = Member(queue, "engine-2", lease_ms=60_000)
+    member.renew()
+    tried = member.begin_load(Resident("chat", "tiny/2", "/artifacts/2"), 3)
+    member.fail_load(tried, "NotEnoughMemory: it needs 9 GiB")
+
+    row = engineer.get("/api/v1/versions/tiny/2").json()
+    (failure,) = row["load_failures"]
+    assert failure["failed_at"] < failure["retry_at"]
+    assert failure == {
+        "endpoint": "chat",
+        "slot": "engine-2",
+        "reason": "NotEnoughMemory: it needs 9 GiB",
+        "tries": 3,
+        "failed_at": failure["failed_at"],
+        "retry_at": failure["retry_at"],
+    }
+    listed = engineer.get("/api/v1/versions").json()["results"]
+    assert {each["name"]: each["load_failures"] for each in listed} == {
+        "tiny/1": [],
+        "tiny/2": [failure],
+    }
+    member.end_load(tried)
+    assert engineer.get("/api/v1/versions/tiny/2").json()["load_failures"] == []
+
+
+def test_with_redis_away_nobody_knows_how_loading_goes(
+    engineer: Client, absent_queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "connection", lambda: absent_queue)
+    make_version()
+    assert engineer.get("/api/v1/versions/tiny/1").json()["load_failures"] is None

@@ -198,7 +198,7 @@ class FakeControl:
         return [pending, ready]
 
     def endpoints(self) -> list[EndpointInfo]:
-        ready = endpoint(SlotInfo("engine-0", "ready", ""), is_ready=True)
+        ready = endpoint(SlotInfo("engine-0", "ready", "", "native/1 avx512-vnni"), is_ready=True)
         return [ready, EndpointInfo("chat", 2, False, 0, None)]
 
 
@@ -218,7 +218,7 @@ class FakeControl:
             ["endpoints"],
             [
                 "ENDPOINT  ROLE  VERSION  GENERATION         READY    SLOTS",
-                "smollm2   live  tiny/1   1                  yes      engine-0: ready",
+                "smollm2   live  tiny/1   1                  yes      engine-0: ready (native/1 avx512-vnni)",
                 "chat      -     -        2 (not published)  unknown  Redis is away",
             ],
         ),

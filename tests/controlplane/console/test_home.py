@@ -19,6 +19,7 @@ from controlplane.console.home import (
     HomeInUse,
     PortTaken,
     check_ports,
+    find_free_ports,
     is_free,
 )
 
@@ -166,3 +167,13 @@ def test_a_socket_fits_however_deep_the_home_lies(tmp_path: Path) -> None:
     assert shallow.supervisor_socket == Path("/srv/tatkal/supervisor.sock")
     assert len(os.fsencode(deep.supervisor_socket)) <= MAX_SOCKET_PATH
     assert deep.supervisor_socket != Home(tmp_path / ("y" * 120)).supervisor_socket
+
+
+def test_ports_in_a_row_begin_above_one_that_is_taken(listener: int) -> None:
+    found = find_free_ports("127.0.0.1", listener, 2)
+    assert found > listener
+    assert all(is_free("127.0.0.1", port) for port in (found, found + 1))
+
+
+def test_where_no_port_is_left_there_is_none() -> None:
+    assert find_free_ports("127.0.0.1", 65_530, 10) == 0

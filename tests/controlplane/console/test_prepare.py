@@ -75,6 +75,24 @@ def test_a_fresh_home_has_all_that_a_first_request_needs(home: Home) -> None:
     assert admin.is_superuser
 
 
+def test_run_json_tells_what_prometheus_scrapes(home: Home, settings: Any) -> None:
+    run()
+    gateway, control, *slots = read(home)["metrics_urls"]
+    assert gateway == f"http://127.0.0.1:{settings.GATEWAY_PORT}/metrics"
+    assert control == f"http://127.0.0.1:{settings.CONTROL_PORT}/metrics"
+    first = int(os.environ["TATKAL_METRICS_PORT"])
+    assert slots == [f"http://127.0.0.1:{first + index}/metrics" for index in range(3)]
+
+
+def test_slots_without_metrics_are_not_scraped(
+    home: Home, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TATKAL_METRICS_PORT", "0")
+    settings.METRICS_PORT = 0
+    run()
+    assert len(read(home)["metrics_urls"]) == 2
+
+
 def test_the_quantised_version_waits_for_the_worker(home: Home) -> None:
     run()
     second = Version.objects.named("smollm2-135m-instruct/2").get()

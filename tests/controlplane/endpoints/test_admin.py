@@ -13,7 +13,10 @@ from controlplane.endpoints import admin as pages
 from controlplane.endpoints import desk, publication
 from controlplane.endpoints.models import Endpoint
 from controlplane.events.models import Event
+from inference.protocol import Resident
 from inference.queue import Queue
+from inference.replicas import Member
+from tests.controlplane.api.test_dead_letters import give_up
 from tests.factories import NOW, hold_ready, make_endpoint, make_version
 
 pytestmark = pytest.mark.django_db
@@ -223,6 +226,10 @@ def test_an_endpoint_is_created_by_form(queue: Queue) -> None:
 def test_slots_are_listed_with_what_they_hold() -> None:
     text = read(log_in("viewer"), reverse("admin:endpoints_slots"))
     assert "slot-chat-tiny-3" in text
+    assert "instant" in text
+    assert "fingerprint f1" in text
+    assert "12.5 tokens/s, 2.0 rows a step" in text
+    assert "MBU 0.42, MFU 0.07" in text
 
 
 def test_with_redis_away_pages_open_and_a_rollback_is_decided(
@@ -231,7 +238,10 @@ def test_with_redis_away_pages_open_and_a_rollback_is_decided(
     connect(absent_queue, monkeypatch)
     client = log_in("engineer")
     assert "Redis is away" in read(client, at(endpoint, "change"))
-    assert "Redis is away" in read(client, reverse("admin:endpoints_slots"))
+    for name in ("admin:endpoints_slots", "admin:endpoints_dead-letters"):
+        assert "Redis is away" in read(client, reverse(name))
+    version = reverse("admin:registry_version_change", args=[endpoint.live.pk])
+    assert "Redis is away, so nobody knows" in read(client, version)
     assert "unknown" in read(client, reverse("admin:endpoints_endpoint_changelist"))
     text = send(client, at(endpoint, "rollback"), leave="tiny/2")
     assert "Redis is away; it is published as soon as" in text
@@ -251,3 +261,61 @@ def test_the_page_itself_takes_no_form(endpoint: Endpoint) -> None:
     assert (
         client.get(reverse("admin:endpoints_endpoint_change", args=["nonsense"])).status_code == 404
     )
+
+
+def test_slots_are_searched_and_filtered_and_a_form_that_is_filled_in_stays() -> None:
+    client, path = log_in("viewer"), reverse("admin:endpoints_slots")
+    for query, shown in (
+        ("version=tiny/1", [1]),
+        ("q=TINY-3", [3]),
+        ("state=ready&endpoint=chat", [1, 2, 3]),
+        ("state=failed", []),
+        ("endpoint=gone", []),
+        ("version=tiny/1&q=tiny/2", []),
+    ):
+        text = read(client, f"{path}?{query}")
+        assert [n for n in (1, 2, 3) if f"<strong>slot-chat-tiny-{n}</strong>" in text] == shown
+        assert ("No slot fits" in text) == (not shown)
+    assert client.get(f"{path}?q=tiny").headers["Refresh"] == "3"
+    page = client.get(f"{path}?version=tiny/1&narrow")
+    assert "Refresh" not in page.headers
+    assert '<option value="tiny/1" selected>' in page.content.decode()
+
+
+def test_dead_letters_are_listed_the_newest_first_and_searched(queue: Queue) -> None:
+    client, path = log_in("viewer"), reverse("admin:endpoints_dead-letters")
+    assert "No request was given up" in read(client, path)
+    give_up(queue, 3)
+    give_up(queue, 201, endpoint="code")
+    text = read(client, path)
+    assert text.index("code-200") < text.index("code-199")
+    assert "code-0<" not in text
+    assert "4 older ones fit as well" in text
+    text = read(client, f"{path}?endpoint=chat&q=CHAT-1")
+    assert "chat-1" in text
+    assert "chat-2" not in text
+    assert "No request fits" in read(client, f"{path}?q=nothing")
+    assert log_in().get(path).status_code == 403
+
+
+def test_a_version_page_shows_who_holds_it_and_how_loading_it_fails(
+    endpoint: Endpoint, queue: Queue
+) -> None:
+    member = Member(queue, "engine-2", lease_ms=60_000)
+    member.renew()
+    resident = Resident("chat", "tiny/3", "/artifacts/3")
+    failure = member.begin_load(resident, 2)
+    path = reverse(
+        "admin:registry_version_change", args=[make_version().model.versions.all()[2].pk]
+    )
+    client = log_in("viewer")
+    assert "it is being tried" in read(client, path)
+    member.fail_load(failure, "NotEnoughMemory: <9 GiB> & more.")
+    text = read(client, path)
+    assert "chat, engine-2 at 20" in text
+    assert "NotEnoughMemory: &lt;9 GiB&gt; &amp; more. After 2 tries" in text
+    assert "After 2 tries, the next try is at 20" in text
+    assert "engine-2 at 20" in read(client, reverse("admin:endpoints_slots"))
+    assert "slot-chat-tiny-3 for chat: ready" in text
+    text = read(client, reverse("admin:registry_version_change", args=[endpoint.live.pk]))
+    assert "NotEnoughMemory" not in text

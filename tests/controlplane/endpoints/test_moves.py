@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from controlplane.endpoints import moves
 from controlplane.endpoints.moves import MoveRefused, Settings
-from controlplane.endpoints.routing import EndpointState, Placed, in_flight_of, residents_of
+from controlplane.endpoints.routing import EndpointState, Placed, residents_of
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 V1, V2, V3, V4 = (Placed(f"tiny/{n}", f"/artifacts/{n}") for n in range(1, 5))
@@ -197,11 +197,11 @@ def test_a_standby_ends_when_its_time_is_over_and_the_rejection_stays() -> None:
 
 def test_only_a_rollback_uses_the_policy_for_requests_in_flight() -> None:
     state = make_state(in_flight="cut")
-    assert in_flight_of(state) == "finish"
-    assert in_flight_of(promote(state, V3)) == "finish"
+    assert promote(state, V3).ending == "finish"
     back = rollback(state)
-    assert in_flight_of(back) == "cut"
-    assert in_flight_of(promote(back, V3)) == "finish"
+    assert back.ending == "cut"
+    assert moves.configure(back, Settings(queue_cap=9)).ending == "cut"
+    assert promote(back, V3).ending == "finish"
 
 
 moves_of_people = st.lists(

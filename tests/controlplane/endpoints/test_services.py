@@ -307,6 +307,32 @@ def test_a_standby_ends_once_and_the_version_is_wanted_no_more(queue: Queue) -> 
     assert reload(endpoint).retired is None
     assert [each.version for each in queue.read_desired() or ()] == ["tiny/1"]
     assert reload(endpoint).rejections.count() == 1
+    assert Event.objects.get(type="endpoint.standby_ended").reason == "the standby time is over"
+
+
+def test_a_second_rollback_within_the_standby_time_tells_which_version_is_kept_no_more(
+    queue: Queue,
+) -> None:
+    endpoint = two_versions(queue)
+    rollback(queue)
+    assert reload(endpoint).retired.name == "tiny/2"  # type: ignore[union-attr]
+    assert not Event.objects.filter(type="endpoint.standby_ended").exists()
+    make_version()
+    rollback(queue, to_version="tiny/3", from_version="tiny/1", force=True)
+    assert reload(endpoint).retired.name == "tiny/1"  # type: ignore[union-attr]
+    event = Event.objects.get(type="endpoint.standby_ended")
+    assert event.data == {"generation": 3, "version": "tiny/2"}
+    assert event.reason == "tiny/1 was taken back as well, and one version is kept"
+    assert Outbox.objects.count() == 3, "the change itself is what is to be carried out"
+
+
+def test_a_standby_that_ends_by_being_named_again_is_no_loss(queue: Queue) -> None:
+    two_versions(queue)
+    rollback(queue)
+    services.promote(
+        name="chat", version="tiny/2", actor="ada", reason="good after all", now=NOW, queue=queue
+    )
+    assert not Event.objects.filter(type="endpoint.standby_ended").exists()
 
 
 def test_the_reason_can_be_added_after_a_change_made_in_a_hurry(queue: Queue) -> None:

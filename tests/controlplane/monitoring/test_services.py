@@ -6,8 +6,9 @@ from datetime import timedelta
 
 import pytest
 
+from controlplane.events.models import Event
 from controlplane.monitoring import services
-from controlplane.monitoring.models import RequestLog
+from controlplane.monitoring.models import Feedback, FlaggedTerm, RequestLog
 from controlplane.monitoring.services import Expired, Retention, expire
 from tests.factories import NOW, make_log_row
 
@@ -41,3 +42,34 @@ def test_more_than_a_batch_goes_in_one_call(monkeypatch: pytest.MonkeyPatch) -> 
         make_log_row(finished_at=NOW - timedelta(days=31))
     assert expire(retention=RETENTION, now=NOW).num_rows == 5
     assert not RequestLog.objects.exists()
+
+
+def test_comments_go_with_texts_and_opinions_with_lines() -> None:
+    for days in (1, 8, 31):
+        Feedback.objects.create(
+            request_id=f"d{days}",
+            endpoint="chat",
+            rating=1.0,
+            comment="secret",
+            at=NOW - timedelta(days=days),
+        )
+    expire(retention=RETENTION, now=NOW)
+
+    left = {row.request_id: row.comment for row in Feedback.objects.all()}
+    assert left == {"d1": "secret", "d8": None}
+    assert [row.request_id for row in Feedback.objects.with_comment()] == ["d1"]
+
+
+def test_a_term_is_saved_with_who_did_it_and_counts_while_it_is_active() -> None:
+    term = FlaggedTerm(term="darn")
+    services.save_term(term=term, actor="ada", now=NOW)
+    assert FlaggedTerm.objects.active_terms() == ("darn",)
+    term.is_active = False
+    services.save_term(term=term, actor="ben", now=NOW)
+
+    assert FlaggedTerm.objects.active_terms() == ()
+    events = Event.objects.filter(type="flagged_term.saved").order_by("pk")
+    assert [(event.actor, event.data["is_active"]) for event in events] == [
+        ("ada", True),
+        ("ben", False),
+    ]

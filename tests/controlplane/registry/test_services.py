@@ -262,18 +262,18 @@ def test_an_import_that_begins_between_two_looks_is_seen(
     first, second = register(), register()
     look = VersionQuerySet.importing
 
-    def be_slow(versions: VersionQuerySet, *, stale_before: datetime) -> VersionQuerySet:
+    def be_slow(versions: VersionQuerySet, **alive: datetime) -> VersionQuerySet:
         """Another importer takes the first version, and ends, after we chose it."""
         monkeypatch.setattr(VersionQuerySet, "importing", look)
         assert services.import_pending(importing=importing, clock=clock) == first
-        return look(versions, stale_before=stale_before)
+        return look(versions, **alive)
 
     monkeypatch.setattr(VersionQuerySet, "importing", be_slow)
     assert services.import_pending(importing=importing, clock=clock) is None
     assert Version.objects.get(pk=second.pk).state == Version.State.PENDING
 
 
-def test_an_import_whose_process_died_is_taken_again_when_none_can_be_running(
+def test_an_import_of_a_release_without_a_heartbeat_is_taken_when_none_can_be_running(
     importing: services.Importing,
     importer: Callable[[Any], list[list[str]]],
     register: Callable[..., Version],
@@ -325,7 +325,7 @@ def test_progress_is_written_at_most_once_a_second(
     monkeypatch.setattr("controlplane.registry.services.time.monotonic", lambda: moment[0])
 
     def run(
-        arguments: list[str], *, limits: object, on_progress: Callable[[imports.Progress], None]
+        arguments: list[str], *, on_progress: Callable[[imports.Progress], None], **_: object
     ) -> imports.ImportReport:
         for done in range(4):
             on_progress(imports.Progress(done, 4, f"layer {done}"))

