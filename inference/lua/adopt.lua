@@ -8,6 +8,8 @@
 -- wanted as its own. A slot with a candidate or a retired version is needed elsewhere when a live or previous one has
 -- no slot at all; only the least wanted of these slots is told, so that one yields for one.
 --
+-- A report or a failure that cannot be read counts as none: one broken process must not keep all others from adopting.
+--
 -- KEYS  desired, residents, failures, slots
 -- ARGV  consumer, "{endpoint}:{version}" to hold on to, or "" for any
 -- reply {the desired list as published, index from 0 or -1 if there is none for this slot,
@@ -21,10 +23,17 @@ local consumer, wish = ARGV[1], ARGV[2]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
+-- The table that a text holds as JSON, or nil.
+local function read_table(text)
+  local is_json, value = pcall(cjson.decode, text)
+  return is_json and type(value) == 'table' and value or nil
+end
+
 local function read_failure(resident, name)
-  local failure = redis.call('HGET', KEYS[3], name)
-  failure = failure and cjson.decode(failure)
-  return failure and failure.artifact == resident.artifact and failure
+  local text = redis.call('HGET', KEYS[3], name)
+  local failure = text and read_table(text)
+  local is_known = failure and failure.artifact == resident.artifact and type(failure.retry_at_ms) == 'number'
+  return is_known and failure or nil
 end
 
 -- By name: how many slots reported a moment ago that they have it, and are not about to leave it.
@@ -32,8 +41,9 @@ local function count_claims()
   local claims = {}
   for _, text in ipairs(redis.call('HVALS', KEYS[4])) do
     local at, report = string.match(text, '^(%d+) (.*)$')
-    report = at and now - at <= FRESH_MS and cjson.decode(report)
-    if report and report.version and report.version ~= '' and report.state ~= 'draining' then
+    report = at and now - at <= FRESH_MS and read_table(report)
+    local is_claim = report and type(report.endpoint) == 'string' and type(report.version) == 'string'
+    if is_claim and report.version ~= '' and report.state ~= 'draining' then
       local name = report.endpoint .. ':' .. report.version
       claims[name] = (claims[name] or 0) + 1
     end

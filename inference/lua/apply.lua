@@ -1,9 +1,11 @@
 -- Make a route the state of its endpoint, whole, unless a later one stands there: a later generation of the same
 -- incarnation, or an incarnation that this one gave way to. This is the one place where a route changes, and so where
--- entries that no slot has yet move with it: from every lane that is not routed to the live one.
+-- entries that no slot has yet move with it: from every lane that is not routed to the live one. What runs is told the
+-- policy where the lane loses its route here and now; a lane that lost it earlier was told then, or was to finish. Copies
+-- that the route does not ask for are dropped, wherever they are.
 --
 -- KEYS  route:{endpoint}, endpoints, lanes:{endpoint}
--- ARGV  endpoint, incarnation, generation, policy for what runs on lanes that are not routed, seconds an incarnation that
+-- ARGV  endpoint, incarnation, generation, policy for what runs on lanes that lose their route, seconds an incarnation that
 --       ended is remembered, then field and value of the whole route
 -- reply {1 if it is the state now, entries moved, entries that run on lanes that are not routed}
 local endpoint, policy = ARGV[1], ARGV[4]
@@ -14,12 +16,14 @@ if incarnation and not is_known then
   if redis.call('EXISTS', 'gone:' .. endpoint .. ':' .. ARGV[2]) == 1 then return {0, 0, 0} end
   redis.call('SET', 'gone:' .. endpoint .. ':' .. incarnation, '1', 'EX', ARGV[5])
 end
-local is_repeat = is_known and tonumber(generation) == tonumber(ARGV[3])
+local was_routed = {}
+for _, version in ipairs(redis.call('SMEMBERS', KEYS[3])) do was_routed[version] = is_routed(KEYS[1], version) end
 redis.call('DEL', KEYS[1])
 redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'generation', ARGV[3], unpack(ARGV, 6))
 redis.call('SADD', KEYS[2], endpoint)
 local live = redis.call('HGET', KEYS[1], 'live')
 redis.call('SADD', KEYS[3], live)
+drop_copies(endpoint, KEYS[1])
 
 local function move_waiting(queue)
   local first = '-'
@@ -43,7 +47,7 @@ for _, version in ipairs(redis.call('SMEMBERS', KEYS[3])) do
     num_in_flight = num_in_flight + num_running
     if num_running == 0 then
       redis.call('SREM', KEYS[3], version)
-    elseif policy ~= 'finish' and not is_repeat then
+    elseif policy ~= 'finish' and was_routed[version] then
       redis.call('XADD', 'ctl:' .. lane, 'MAXLEN', '~', 1000, '*', 'in_flight', policy, 'generation', ARGV[3])
     end
   end
