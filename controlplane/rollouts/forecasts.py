@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from controlplane.rollouts.policy import SHADOW, Kind, MetricRule, Policy
+from controlplane.rollouts.policy import CANARY, Kind, MetricRule, Policy, SegmentTraffic
+from controlplane.rollouts.steps import EVIDENCE, MAX_BP, StepRule, Until, describe_step
+from controlplane.rollouts.steps import Kind as StepKind
 from drift.eprocess import Floats, Side
 from drift.matching import NUM_CONTROLS
 from drift.power import (
@@ -18,15 +20,6 @@ from drift.power import (
     shares_of_pairs,
 )
 from drift.segments import OVERALL, Segment, describe
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentTraffic:
-    """What a segment brings per hour, and how often the incumbent fails on it."""
-
-    segment: Segment
-    per_hour: float
-    loss_rate: float = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +91,7 @@ def find_unreachable(
 def _judged(rule: MetricRule, traffic: Sequence[SegmentTraffic]) -> list[SegmentTraffic]:
     """A tail is judged on all traffic; whether a segment will be large enough is not known beforehand."""
     if rule.kind is not Kind.LATENCY:
-        return list(traffic)
+        return [one for one in traffic if rule.judges(one.segment)]
     return [one for one in traffic if one.segment == OVERALL]
 
 
@@ -131,10 +124,41 @@ def _expect(
 
 def _shares(step: Step, loss: float, harm: float) -> Floats:
     """Differences of arms that fail independently of one another, which is the slowest case."""
-    if step.mode == SHADOW:
+    if step.mode != CANARY:
         worse = (loss + harm) * (1 - loss)
         better = loss * (1 - loss - harm)
         return shares_of_pairs(worse + better, harm)
     available = (1 - step.share) / step.share
     num_controls = int(NUM_CONTROLS[min(5, max(1, math.floor(available)))])
     return shares_of_matches(loss, harm, num_controls)
+
+
+def forecast_steps(
+    policy: Policy, traffic: Sequence[SegmentTraffic]
+) -> list[tuple[int, StepRule, list[Expectation]]]:
+    """What each step that ends with a pass is expected to take, by its number.
+
+    A gate that an earlier step ends with is not asked for again: what has been shown once stays shown.
+    """
+    shown: set[str] = set()
+    expected = []
+    for index, step in enumerate(policy.steps):
+        if step.kind not in EVIDENCE or step.until is not Until.PASS:
+            continue
+        rules = tuple(
+            rule for rule in policy.metrics if step.kind in rule.modes and rule.name not in shown
+        )
+        share = step.canary_bp / MAX_BP if step.kind is StepKind.CANARY else step.share
+        judged = replace(policy, metrics=rules)
+        expected.append((index, step, forecast(judged, traffic, Step(str(step.kind), share))))
+        shown |= {rule.name for rule in rules}
+    return expected
+
+
+def find_late_steps(policy: Policy, traffic: Sequence[SegmentTraffic]) -> list[str]:
+    """A sentence for each gate that an equal candidate is not expected to pass before its step's deadline."""
+    return [
+        f"steps[{index}] ({describe_step(step)}): {told}"
+        for index, step, expectations in forecast_steps(policy, traffic)
+        for _, told in find_unreachable(expectations, step.deadline_s / 3600)
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -101,7 +102,7 @@ def look(boards: Sequence[Board], memory: Memory, policy: Policy) -> Memory:
     """What is remembered after looking at ``boards``. It may be called after every observation, and again."""
     harm = {stream: value for board in boards for stream, value in _rows(board, log_harm(board))}
     safe = {stream: value for board in boards for stream, value in _rows(board, log_safe(board))}
-    share = budget_shares(boards, policy)
+    share = budget_shares([board for board in boards if board.rule.critical], policy)
     evidence = np.array([harm[stream] for stream in share])
     weights = np.array(list(share.values()))
     # Slices not yet discovered stand in the average with the 1 that everyone starts with.
@@ -123,15 +124,18 @@ def budget_shares(boards: Sequence[Board], policy: Policy) -> dict[Stream, float
     """How much of the risk of a false rollback each stream may spend: the weight of its evidence.
 
     Metrics share alike, so that one judged on all traffic alone is not drowned by one judged on fifty segments; so do
-    the declared segments of a metric. Discovered ones spend half of the budget, each less than the one before.
+    the declared segments of a metric. Discovered ones spend half of the budget, each less than the one before. Metrics
+    that are not critical never roll back; they share a budget of their own, for holding a rollout up.
     """
     declared = 0.5 if policy.discovery else 1.0
     shares = {}
+    num_metrics = Counter(board.rule.critical for board in boards)
     for board in boards:
+        num_boards = num_metrics[board.rule.critical]
         num_declared = board.numbers.count(0)
         for segment, number in zip(board.segments, board.numbers, strict=True):
             share = (
-                declared / len(boards) / num_declared if not number else spending_weight(number) / 2
+                declared / num_boards / num_declared if not number else spending_weight(number) / 2
             )
             shares[board.rule.name, segment] = share
     return shares
@@ -147,7 +151,8 @@ def judge(
 ) -> Judgement:
     """The verdict on ``boards``, which ``memory`` has looked at.
 
-    ROLLBACK: the weighted average over all segments of the evidence of harm has once reached 1 / alpha. PROMOTE: every declared
+    ROLLBACK: the weighted average over all segments of the evidence of harm has once reached 1 / alpha, of metrics that
+    are critical. PROMOTE: every declared
     segment has once shown at level alpha that it is no worse than its margin; no correction is needed, because
     promotion is wrong only if one particular segment is wrong. Everything else is INCONCLUSIVE, or an ERROR.
     """
@@ -347,6 +352,8 @@ def _reason(decision: Decision, results: Sequence[Result]) -> str:
         return "The segments together show that the candidate is worse; no single one can be named yet."
     if not results:
         return "Nothing was measured."
+    if failed:
+        return failed[0].sentence
     errors = by_verdict[Verdict.ERROR]
     if errors:
         return errors[0].sentence

@@ -53,6 +53,17 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
+class Frozen:
+    """What a live rollout has fixed before its first observation: segments, and limits by metric and segment.
+
+    A limit that is missing is not judged; what is counted piece by piece must not depend on the piece.
+    """
+
+    plan: Plan
+    limits: Mapping[tuple[str, Segment], Limit]
+
+
+@dataclass(frozen=True, slots=True)
 class Stream:
     """One metric on one segment, over all of the recording."""
 
@@ -86,15 +97,16 @@ class Observed:
     streams: tuple[Stream, ...]
     missing: tuple[Missing, ...]
     notices: tuple[str, ...]
+    frozen: Frozen | None = None
 
 
-def observe(recording: Recording, policy: Policy) -> Observed:
-    """Choose segments by how much traffic they have, and collect the observations of each."""
+def observe(recording: Recording, policy: Policy, frozen: Frozen | None = None) -> Observed:
+    """Collect the observations of each segment: those that are ``frozen``, or those with enough traffic."""
     comparable = find_comparable(
         recording.traffic, users_once_per_block=policy.users_once_per_block
     )
-    plan = _plan(recording, comparable, policy)
-    observed = Observed(recording, policy, comparable, plan, (), (), ())
+    plan = frozen.plan if frozen else _plan(recording, comparable, policy)
+    observed = Observed(recording, policy, comparable, plan, (), (), (), frozen)
     streams: list[Stream] = []
     missing: list[Missing] = []
     notices = _notices(recording, comparable)
@@ -105,12 +117,14 @@ def observe(recording: Recording, policy: Policy) -> Observed:
                 "and the candidate had none."
             )
             continue
-        why = _why_missing(rule, recording)
+        why = _why_missing(rule, observed)
         if why is not None:
             missing.append(why)
             continue
         streams += [
-            stream for segment in plan.judged if (stream := stream_of(observed, rule, segment))
+            stream
+            for segment in plan.judged
+            if rule.judges(segment) and (stream := stream_of(observed, rule, segment))
         ]
     return Observed(
         recording, policy, comparable, plan, tuple(streams), tuple(missing), tuple(notices)
@@ -247,7 +261,8 @@ def _is_asked(rule: MetricRule, traffic: Traffic) -> bool:
     return not had or bool(had & set(rule.modes))
 
 
-def _why_missing(rule: MetricRule, recording: Recording) -> Missing | None:
+def _why_missing(rule: MetricRule, observed: Observed) -> Missing | None:
+    recording = observed.recording
     rows = recording.traffic.is_candidate & _in_modes(rule, recording.traffic)
     if rule.kind is not Kind.LATENCY:
         if rows.any() and np.isnan(recording.losses[rule.name][rows]).all():
@@ -256,7 +271,7 @@ def _why_missing(rule: MetricRule, recording: Recording) -> Missing | None:
     if rows.any() and np.isnan(recording.latency_ms[rows]).all():
         return Missing(rule, "no candidate request has a latency.", may_come=False)
     everyone = np.ones(rows.size, dtype=np.bool_)
-    if _limit(rule, recording, everyone) is None:
+    if _limit(rule, OVERALL, observed, everyone) is None:
         told = "the incumbent has too few requests of the same kind to fix a limit."
         return Missing(rule, told, may_come=True, n=int(rows.sum()))
     return None
@@ -291,8 +306,9 @@ def _latency_stream(
     of_candidate = counts & (
         observed.comparable.answered | (traffic.is_candidate & traffic.is_shadow)
     )
-    limit = _limit(rule, recording, inside)
-    if limit is None or (segment != OVERALL and of_candidate.sum() < rule.segment_minimum):
+    limit = _limit(rule, segment, observed, inside)
+    is_small = not observed.frozen and of_candidate.sum() < rule.segment_minimum
+    if limit is None or (segment != OVERALL and is_small):
         return None
     exceeded = exceedances(recording.latency_ms, recording.failed, limit.limit_ms)
     known_at = traffic.closed_at
@@ -305,10 +321,13 @@ def _latency_stream(
     return Stream(rule, segment, observed_at, 1.0, matched=matched, limit=limit)
 
 
-def _limit(rule: MetricRule, recording: Recording, inside: Mask) -> Limit | None:
-    """The limit of the policy, or the one that the incumbent's own requests of the same kind set."""
+def _limit(rule: MetricRule, segment: Segment, observed: Observed, inside: Mask) -> Limit | None:
+    """The limit that is frozen, or of the policy, or that the incumbent's own requests of the same kind set."""
+    if observed.frozen:
+        return observed.frozen.limits.get((rule.name, segment))
     if rule.limit_ms is not None:
         return Limit(rule.limit_ms, rule.quantile, rule.limit_ms, 0)
+    recording = observed.recording
     traffic = recording.traffic
     rows = inside & ~traffic.is_candidate & _in_modes(rule, traffic) & ~recording.failed
     return fix_limit(recording.latency_ms[rows], rule.quantile, rule.slack)

@@ -6,22 +6,29 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from http import HTTPStatus
 from typing import Any
 
-from controlplane.errors import DomainError
+from controlplane.rollouts.documents import (
+    InvalidPolicy,
+    read_count,
+    read_flag,
+    read_list,
+    read_number,
+    read_object,
+    read_strings,
+    refuse_unknown,
+)
+from controlplane.rollouts.steps import DAY_S, MAX_S, StepRule, parse_steps
+from controlplane.rollouts.steps import Kind as StepKind
 from drift.eprocess import DIFFERENCE, RATE, Support
+from drift.segments import Segment
 
 KEYS = ("lang", "topic", "tenant")
-SHADOW, CANARY = "shadow", "canary"
+LENGTH_BAND = "length_band"
+TAG = "tags."
+SHADOW, CANARY, SCORE = "shadow", "canary", "score"
 MODES = (SHADOW, CANARY)
-
-
-class InvalidPolicy(DomainError):
-    """A policy that cannot be used; the message names the field, the value and the mend."""
-
-    code = "invalid_policy"
-    status = HTTPStatus.UNPROCESSABLE_ENTITY
+IN_FLIGHT = ("finish", "retry_if_no_token", "cut")
 
 
 class Kind(StrEnum):
@@ -41,7 +48,9 @@ class MetricRule:
 
     A candidate fails on a segment when it is shown to be worse than ``tolerance``, and passes when it is shown to be
     no worse than the margin. ``modes`` are the kinds of traffic that count: latency of shadow copies, which run at
-    a lower priority, is not among the defaults. ``minimum`` is the sample below which no number is shown.
+    a lower priority, is not among the defaults. ``minimum`` is the sample below which no number is shown. ``segments``
+    are the keys whose values are judged one by one; without it all are, and of an empty one all traffic alone. A gate
+    that is not ``critical`` never rolls back: when it fails, the rollout is held for somebody to decide.
     """
 
     name: str
@@ -57,6 +66,12 @@ class MetricRule:
     quantile: float = 0.99
     slack: float = 1.2
     limit_ms: float | None = None
+    segments: tuple[str, ...] | None = None
+    critical: bool = True
+
+    def judges(self, segment: Segment) -> bool:
+        """Whether this gate is asked for on ``segment``."""
+        return self.segments is None or all(key in self.segments for key, _ in segment)
 
     @property
     def support(self) -> Support:
@@ -73,8 +88,22 @@ class Discovery:
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentTraffic:
+    """What a segment brings per hour, and how often the incumbent fails on it."""
+
+    segment: Segment
+    per_hour: float
+    loss_rate: float = 0.03
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
-    """Everything a verdict depends on besides the data. Frozen when a rollout starts."""
+    """Everything a verdict depends on besides the data, and the steps of a rollout. Frozen when a rollout starts.
+
+    ``traffic`` is what the endpoint is expected to bring; its segments are judged however little they did bring lately.
+    A candidate has ``prepare_s`` to be ready, and a rollout ``deadline_s`` in all, whatever people do. What is None is
+    as the endpoint has it.
+    """
 
     metrics: tuple[MetricRule, ...]
     alpha: float = 0.05
@@ -85,6 +114,13 @@ class Policy:
     min_coverage: float = 0.5
     users_once_per_block: bool = False
     discovery: Discovery | None = field(default_factory=Discovery)
+    steps: tuple[StepRule, ...] = ()
+    promotes: bool = False
+    traffic: tuple[SegmentTraffic, ...] = ()
+    in_flight: str | None = None
+    standby_s: float | None = None
+    prepare_s: float = 900.0
+    deadline_s: float = 14 * DAY_S
 
 
 # Whole requests for the tail: 299 without an exceedance are the least that any statement about a p99 needs, and small
@@ -131,8 +167,8 @@ def parse_policy(document: Any) -> Policy:
     Raises:
         InvalidPolicy: a field is unknown, of the wrong type, or out of range.
     """
-    given = _object(document, "policy")
-    _refuse_unknown(
+    given = read_object(document, "policy")
+    refuse_unknown(
         given,
         "policy",
         {
@@ -143,22 +179,38 @@ def parse_policy(document: Any) -> Policy:
             "min_coverage",
             "users_once_per_block",
             "discovery",
+            "steps",
+            "promote",
+            "traffic",
+            "in_flight",
+            "standby_s",
+            "prepare_s",
+            "deadline_s",
         },
     )
-    metrics = _object(given.get("metrics", DEFAULT_DOCUMENT["metrics"]), "metrics")
+    metrics = read_object(given.get("metrics", DEFAULT_DOCUMENT["metrics"]), "metrics")
     if not metrics:
         raise InvalidPolicy("metrics is empty: name at least one metric.")
-    segments = _object(given.get("segments", {}), "segments")
-    _refuse_unknown(segments, "segments", {"keys", "crossings", "minimum"})
+    segments = read_object(given.get("segments", {}), "segments")
+    refuse_unknown(segments, "segments", {"keys", "crossings", "minimum"})
+    steps = parse_steps(read_list(given, "steps", ()))
+    has_canary = any(step.kind is StepKind.CANARY for step in steps)
     return Policy(
         metrics=tuple(_parse_metric(name, rule) for name, rule in sorted(metrics.items())),
-        alpha=_number(given, "alpha", 0.05, low=0, high=0.5),
-        keys=_strings(segments, "keys", KEYS),
-        crossings=tuple(_crossing(one) for one in _list(segments, "crossings", ())),
-        minimum=_count(segments, "minimum", 100),
-        block_s=_number(given, "block_s", 900.0, low=0, high=7 * 86_400),
-        min_coverage=_number(given, "min_coverage", 0.5, low=-1, high=1.000001),
-        users_once_per_block=_flag(given, "users_once_per_block"),
+        steps=steps,
+        promotes=read_flag(given, "promote", default=has_canary),
+        traffic=tuple(_parse_traffic(one) for one in read_list(given, "traffic", ())),
+        in_flight=_parse_in_flight(given.get("in_flight")),
+        standby_s=_seconds_or_none(given, "standby_s"),
+        prepare_s=read_number(given, "prepare_s", 900.0, low=0, high=DAY_S),
+        deadline_s=read_number(given, "deadline_s", 14 * DAY_S, low=0, high=MAX_S + 1),
+        alpha=read_number(given, "alpha", 0.05, low=0, high=0.5),
+        keys=_known_keys(read_strings(segments, "keys", KEYS), "segments.keys"),
+        crossings=tuple(_crossing(one) for one in read_list(segments, "crossings", ())),
+        minimum=read_count(segments, "minimum", 100),
+        block_s=read_number(given, "block_s", 900.0, low=0, high=7 * 86_400),
+        min_coverage=read_number(given, "min_coverage", 0.5, low=-1, high=1.000001),
+        users_once_per_block=read_flag(given, "users_once_per_block"),
         discovery=_parse_discovery(given.get("discovery", {})),
     )
 
@@ -182,7 +234,7 @@ def default_policy() -> Policy:
 
 def _parse_metric(name: str, document: Any) -> MetricRule:
     where = f"metrics.{name}"
-    given = _object(document, where)
+    given = read_object(document, where)
     try:
         kind = Kind(given.get("kind", ""))
     except ValueError:
@@ -194,8 +246,10 @@ def _parse_metric(name: str, document: Any) -> MetricRule:
         Kind.COST: {"field"},
         Kind.LATENCY: {"quantile", "slack", "limit_ms", "segment_minimum"},
     }
-    shared = {"kind", "tolerance", "margin", "overall_margin", "minimum", "modes"}
-    _refuse_unknown(given, where, shared | own[kind])
+    shared = {
+        "kind", "tolerance", "margin", "overall_margin", "minimum", "modes", "segments", "critical",
+    }  # fmt: skip
+    refuse_unknown(given, where, shared | own[kind])
     rule = _metric_of(name, kind, _fill(kind, given, where), where)
     if min(rule.margin, rule.overall_margin) < rule.tolerance:
         raise InvalidPolicy(
@@ -209,19 +263,21 @@ def _fill(kind: Kind, given: Mapping[str, Any], where: str) -> dict[str, Any]:
     """What is given, and defaults that fit it: a tail may exceed its limit as often as its quantile says."""
     values = DEFAULTS[kind] | dict(given)
     if kind is Kind.LATENCY and "quantile" in given:
-        budget = 1 - _number(given, "quantile", 0.99, low=0, high=1, where=where)
+        budget = 1 - read_number(given, "quantile", 0.99, low=0, high=1, where=where)
         values |= {key: given.get(key, budget) for key in ("tolerance", "margin")}
     if "overall_margin" not in given:
-        margin = _number(values, "margin", 0.0, low=-1, high=1, where=where)
+        margin = read_number(values, "margin", 0.0, low=-1, high=1, where=where)
         default = margin if kind is Kind.LATENCY else values["overall_margin"]
         values["overall_margin"] = min(margin, default)
     return values
 
 
 def _metric_of(name: str, kind: Kind, values: Mapping[str, Any], where: str) -> MetricRule:
-    modes = _strings(values, "modes", MODES, where)
-    if unknown := sorted(set(modes) - set(MODES)):
-        raise InvalidPolicy(f"{where}.modes: {unknown[0]!r} must be one of {', '.join(MODES)}.")
+    modes = read_strings(values, "modes", MODES, where)
+    if unknown := sorted(set(modes) - {*MODES, SCORE}):
+        known = ", ".join((*MODES, SCORE))
+        raise InvalidPolicy(f"{where}.modes: {unknown[0]!r} must be one of {known}.")
+    segments = values.get("segments")
     flags = values.get("flags")
     field_name = str(values.get("field", ""))
     if kind in (Kind.SCORE, Kind.COST) and not field_name:
@@ -231,91 +287,74 @@ def _metric_of(name: str, kind: Kind, values: Mapping[str, Any], where: str) -> 
     return MetricRule(
         name=name,
         kind=kind,
-        tolerance=_number(values, "tolerance", 0.02, low=low, high=1, where=where),
-        margin=_number(values, "margin", 0.05, low=low, high=1, where=where),
-        overall_margin=_number(values, "overall_margin", 0.02, low=low, high=1, where=where),
-        minimum=_count(values, "minimum", 100, where),
-        segment_minimum=_count(values, "segment_minimum", 1, where),
+        tolerance=read_number(values, "tolerance", 0.02, low=low, high=1, where=where),
+        margin=read_number(values, "margin", 0.05, low=low, high=1, where=where),
+        overall_margin=read_number(values, "overall_margin", 0.02, low=low, high=1, where=where),
+        minimum=read_count(values, "minimum", 100, where),
+        segment_minimum=read_count(values, "segment_minimum", 1, where),
         modes=modes,
-        flags=None if flags is None else frozenset(_strings(values, "flags", (), where)),
+        flags=None if flags is None else frozenset(read_strings(values, "flags", (), where)),
         field=field_name,
-        quantile=_number(values, "quantile", 0.99, low=0, high=1, where=where),
-        slack=_number(values, "slack", 1.2, low=0, high=100, where=where),
+        quantile=read_number(values, "quantile", 0.99, low=0, high=1, where=where),
+        slack=read_number(values, "slack", 1.2, low=0, high=100, where=where),
         limit_ms=None
         if limit is None
-        else _number(values, "limit_ms", 0.0, low=0, high=1e9, where=where),
+        else read_number(values, "limit_ms", 0.0, low=0, high=1e9, where=where),
+        segments=None
+        if segments is None
+        else _known_keys(read_strings(values, "segments", (), where), f"{where}.segments"),
+        critical=read_flag(values, "critical", default=True, where=where),
     )
 
 
 def _parse_discovery(document: Any) -> Discovery | None:
     if document is None or document is False:
         return None
-    given = _object(document, "discovery")
-    _refuse_unknown(given, "discovery", {"every", "minimum"})
+    given = read_object(document, "discovery")
+    refuse_unknown(given, "discovery", {"every", "minimum"})
     return Discovery(
-        every=_count(given, "every", 2_000, "discovery"),
-        minimum=_count(given, "minimum", 50, "discovery"),
+        every=read_count(given, "every", 2_000, "discovery"),
+        minimum=read_count(given, "minimum", 50, "discovery"),
     )
 
 
-def _object(value: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise InvalidPolicy(f"{where}={value!r} must be an object.")
-    return value
+def _parse_traffic(document: Any) -> SegmentTraffic:
+    given = read_object(document, "traffic")
+    refuse_unknown(given, "traffic", {"segment", "per_hour", "loss_rate"})
+    values = read_object(given.get("segment", {}), "traffic.segment")
+    keys = _known_keys(tuple(sorted(values)), "traffic.segment")
+    if not all(isinstance(value, str) and value for value in values.values()):
+        raise InvalidPolicy(f"traffic.segment={dict(values)!r} must map keys to texts.")
+    return SegmentTraffic(
+        segment=tuple((key, values[key]) for key in keys),
+        per_hour=read_number(given, "per_hour", 0.0, low=0, high=1e12, where="traffic"),
+        loss_rate=read_number(given, "loss_rate", 0.03, low=0, high=1, where="traffic"),
+    )
 
 
-def _refuse_unknown(given: Mapping[str, Any], where: str, known: set[str]) -> None:
-    if unknown := sorted(set(given) - known):
-        raise InvalidPolicy(f"{where}.{unknown[0]} is unknown: use {', '.join(sorted(known))}.")
+def _parse_in_flight(value: Any) -> str | None:
+    if value is not None and value not in IN_FLIGHT:
+        raise InvalidPolicy(f"in_flight={value!r} must be one of {', '.join(IN_FLIGHT)}.")
+    return None if value is None else str(value)
 
 
-def _number(
-    given: Mapping[str, Any],
-    key: str,
-    default: float,
-    *,
-    low: float,
-    high: float,
-    where: str = "policy",
-) -> float:
-    value = given.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low < value < high:
-        raise InvalidPolicy(f"{where}.{key}={value!r} must be a number between {low} and {high}.")
-    return float(value)
+def _seconds_or_none(given: Mapping[str, Any], key: str) -> float | None:
+    if given.get(key) is None:
+        return None
+    return read_number(given, key, 0.0, low=0, high=MAX_S + 1)
 
 
-def _count(given: Mapping[str, Any], key: str, default: int, where: str = "segments") -> int:
-    value = given.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidPolicy(f"{where}.{key}={value!r} must be a whole number from 1.")
-    return value
-
-
-def _flag(given: Mapping[str, Any], key: str) -> bool:
-    value = given.get(key, False)
-    if not isinstance(value, bool):
-        raise InvalidPolicy(f"{key}={value!r} must be true or false.")
-    return value
-
-
-def _list(given: Mapping[str, Any], key: str, default: tuple[Any, ...]) -> tuple[Any, ...]:
-    value = given.get(key, default)
-    if not isinstance(value, list | tuple):
-        raise InvalidPolicy(f"{key}={value!r} must be a list.")
-    return tuple(value)
-
-
-def _strings(
-    given: Mapping[str, Any], key: str, default: tuple[str, ...], where: str = "segments"
-) -> tuple[str, ...]:
-    values = _list(given, key, default)
-    if not all(isinstance(value, str) for value in values):
-        raise InvalidPolicy(f"{where}.{key}={list(values)!r} must be a list of texts.")
-    return values
+def _known_keys(keys: tuple[str, ...], where: str) -> tuple[str, ...]:
+    for key in keys:
+        is_tag = key.startswith(TAG) and len(key) > len(TAG)
+        if key not in (*KEYS, LENGTH_BAND) and not is_tag:
+            known = ", ".join((*KEYS, LENGTH_BAND, f"{TAG}NAME"))
+            raise InvalidPolicy(f"{where}: {key!r} is no key of segments: use {known}.")
+    return keys
 
 
 def _crossing(value: Any) -> tuple[str, ...]:
-    keys = _strings({"crossings": value}, "crossings", ())
+    keys = _known_keys(read_strings({"crossings": value}, "crossings", ()), "segments.crossings")
     if len(set(keys)) < 2:
         raise InvalidPolicy(f"segments.crossings: {list(keys)!r} must name two keys or more.")
     return tuple(sorted(set(keys)))

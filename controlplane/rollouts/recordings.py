@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from controlplane.errors import DomainError
 from controlplane.rollouts.observations import Recording
-from controlplane.rollouts.policy import Kind, MetricRule, Policy
+from controlplane.rollouts.policy import LENGTH_BAND, TAG, Kind, MetricRule, Policy
 from drift.matching import ABSENT, Traffic
 from drift.segments import column_of, length_band
 
@@ -28,8 +28,8 @@ MODES = ("shadow", "canary", "live", "golden")
 FAILED = frozenset({"error", "timeout"})
 DROPPED = "dropped"
 OUTCOMES = frozenset({"ok", DROPPED}) | FAILED
-LENGTH_BAND = "length_band"
-TAG = "tags."
+# Of a live row: no classifier has seen the text, so flags are not known.
+UNREAD = "is_unread"
 
 
 class MalformedRow(DomainError):
@@ -79,7 +79,7 @@ def record_rows(rows: Iterable[Mapping[str, Any]], policy: Policy, experiment: s
     """
     kept = _each_once(row for row in rows if row["mode"] != "golden" and _outcome(row) != DROPPED)
     keys = sorted({*policy.keys, *(key for crossing in policy.crossings for key in crossing)})
-    columns = {key: column_of(_label(row, key) for row in kept) for key in keys}
+    columns = {key: column_of(label_of(row, key) for row in kept) for key in keys}
     failed = np.array([_has_failed(row) for row in kept], dtype=np.bool_)
     return Recording(
         traffic=_traffic(kept, policy, experiment),
@@ -227,8 +227,8 @@ def _draw(experiment: str, row: Mapping[str, Any]) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def _label(row: Mapping[str, Any], key: str) -> str | None:
-    if key == LENGTH_BAND:
+def label_of(row: Mapping[str, Any], key: str) -> str | None:
+    if key == LENGTH_BAND and row.get(LENGTH_BAND) is None:
         prompt = row.get("prompt")
         return None if prompt is None else length_band(len(prompt))
     if key.startswith(TAG):
@@ -255,7 +255,10 @@ def _losses(
         flagged = (
             any(wanted is None or flag in wanted for flag in row.get("flags") or ()) for row in rows
         )
-        return np.where(failed, 1.0, np.fromiter(flagged, dtype=np.float64, count=len(rows)))
+        losses = np.where(failed, 1.0, np.fromiter(flagged, dtype=np.float64, count=len(rows)))
+        # Where nobody read the answer, its failures alone would be half of the measure.
+        unread = (bool(wanted != frozenset() and row.get(UNREAD)) for row in rows)
+        return np.where(np.fromiter(unread, dtype=np.bool_, count=len(rows)), np.nan, losses)
     values = _numbers(rows, rule.field)
     if rule.kind is Kind.COST:
         return np.where(failed, np.nan, values)

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from controlplane.rollouts.forecasts import SegmentTraffic, Step, find_unreachable, forecast
-from controlplane.rollouts.policy import CANARY, SHADOW, default_policy, parse_policy
+from controlplane.rollouts.forecasts import Step, find_unreachable, forecast
+from controlplane.rollouts.policy import (
+    CANARY,
+    SHADOW,
+    SegmentTraffic,
+    default_policy,
+    parse_policy,
+)
 from drift.segments import OVERALL
 
 REFUND = (("topic", "refund"),)

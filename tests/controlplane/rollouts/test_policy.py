@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from controlplane.rollouts.documents import InvalidPolicy
 from controlplane.rollouts.policy import (
     Discovery,
-    InvalidPolicy,
     Kind,
     default_policy,
     parse_policy,
