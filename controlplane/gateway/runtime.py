@@ -15,8 +15,9 @@ from django.db import close_old_connections, reset_queries
 
 from controlplane.access.cache import Caller, KeyCache
 from controlplane.gateway.exchange import Exchange
+from controlplane.gateway.metrics import GatewayMetrics
 from controlplane.gateway.parameters import Call
-from controlplane.health import Metrics, NotReady
+from controlplane.health import NotReady
 from inference.client import Client, QueueUnavailable
 
 
@@ -27,11 +28,12 @@ class Runtime:
     client: Client
     deadline_s: float
     keys: KeyCache = field(init=False)
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: GatewayMetrics = field(default_factory=GatewayMetrics)
     exchanges: set[Exchange] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.keys = KeyCache(self.client.read_key)
+        self.metrics.watch(self.client)
 
     def exchange(self, call: Call, exits: AsyncExitStack) -> Exchange:
         """A new exchange that is closed when ``exits`` unwinds, so that no way out of a request misses it."""
