@@ -27,7 +27,7 @@ run: $(VENV)/.run ## set up, start everything in the foreground, and print Ready
 
 .PHONY: test
 test: $(VENV)/.test ## set up and run all tests, WORKERS modules of them at a time (ARGS)
-	@exec $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@exec env OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: test-postgres
 test-postgres: $(VENV)/.postgres ## run the tests that touch the database on a PostgreSQL of their own; some 10 minutes
