@@ -17,26 +17,13 @@ from inference.replicas import (
     list_failures,
     list_slots,
 )
-
-RESIDENT = Resident("chat", "small/1", "/artifacts/1", {"max_num_seqs": 4})
-OTHER = Resident("chat", "small/2", "/artifacts/2")
+from tests.inference.members import OTHER, RESIDENT, crash, join
 
 
 @pytest.fixture
 def queue(redis_url: str) -> Iterator[Queue]:
     with Queue(redis_url) as queue:
         yield queue
-
-
-def join(queue: Queue, slot: str) -> Member:
-    member = Member(queue, slot, lease_ms=60_000)
-    assert member.renew()
-    return member
-
-
-def crash(redis_url: str, member: Member) -> None:
-    with redis.Redis.from_url(redis_url) as client:
-        client.delete(f"slot:{member.consumer}")
 
 
 def test_each_resident_is_held_by_one_slot(queue: Queue) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from controlplane.endpoints.moves import (
@@ -17,50 +15,21 @@ from controlplane.rollouts.machine import IllegalTransition, Trigger
 from controlplane.rollouts.models import PolicyImmutable, Rollout
 from controlplane.rollouts.transitions import By, RolloutChanged, carry_out
 from inference.queue import Queue
-from tests.controlplane.rollouts.world import DOCUMENT, World, events_of
+from tests.controlplane.rollouts.world import (
+    DOCUMENT,
+    World,
+    begin,
+    events_of,
+    to_baking,
+    to_canary,
+)
 
 pytestmark = pytest.mark.django_db
-WITH_APPROVAL = {
-    **DOCUMENT,
-    "steps": [
-        {"type": "shadow", "share": 0.5, "floor": 20},
-        {"type": "approval"},
-        {"type": "canary", "bp": 1000, "floor": 10, "for_s": 0, "until": "floor"},
-        {"type": "bake", "for_s": 60},
-    ],
-}
 
 
 @pytest.fixture
 def world(queue: Queue) -> World:
     return World(queue)
-
-
-def begin(world: World, document: dict[str, Any] | None = None) -> Rollout:
-    """A rollout at its first step."""
-    world.start(document)
-    world.hold("tiny/2")
-    return world.tick()
-
-
-def to_canary(world: World) -> Rollout:
-    """A rollout whose candidate has a tenth of the traffic, and has passed its gates."""
-    begin(world)
-    world.pairs(60)
-    world.settle()
-    return world.tick()
-
-
-def to_baking(world: World) -> Rollout:
-    """A rollout whose candidate is live."""
-    to_canary(world)
-    world.requests(60)
-    world.requests(12, arm="candidate")
-    world.settle()
-    return world.tick()
-
-
-# ------------------------------------------------------------------------------------------------------------ start
 
 
 STATES = {

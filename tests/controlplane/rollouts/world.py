@@ -160,3 +160,38 @@ def events_of(rollout: Rollout) -> list[str]:
     """What happened to a rollout, in order."""
     events = Event.objects.about(rollout.subject).in_order()
     return [event.type.removeprefix("rollout.") for event in events]
+
+
+WITH_APPROVAL = {
+    **DOCUMENT,
+    "steps": [
+        {"type": "shadow", "share": 0.5, "floor": 20},
+        {"type": "approval"},
+        {"type": "canary", "bp": 1000, "floor": 10, "for_s": 0, "until": "floor"},
+        {"type": "bake", "for_s": 60},
+    ],
+}
+
+
+def begin(world: World, document: dict[str, Any] | None = None) -> Rollout:
+    """A rollout at its first step."""
+    world.start(document)
+    world.hold("tiny/2")
+    return world.tick()
+
+
+def to_canary(world: World) -> Rollout:
+    """A rollout whose candidate has a tenth of the traffic, and has passed its gates."""
+    begin(world)
+    world.pairs(60)
+    world.settle()
+    return world.tick()
+
+
+def to_baking(world: World) -> Rollout:
+    """A rollout whose candidate is live."""
+    to_canary(world)
+    world.requests(60)
+    world.requests(12, arm="candidate")
+    world.settle()
+    return world.tick()
